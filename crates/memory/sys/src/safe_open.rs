@@ -5,13 +5,15 @@
 //!
 //! [`objection`] decides, and is pure; everything else here collects the facts for it from the open descriptor, so that
 //! nobody can exchange the file between the check and the use. As owners, only the process's own user and root are
-//! accepted. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
+//! accepted, except for signed files: their readers check the signature, so the only harm that an owner can do is to
+//! keep an older file that is still valid. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
 //!
 //! | file                                | owner         | mode                                                       |
 //! |-------------------------------------|---------------|------------------------------------------------------------|
 //! | memory, recordings (`Memory`)       | own or root   | nothing for group and others                               |
 //! | private keys (`PrivateKey`)         | own or root   | the same, but root's may be group-readable                 |
 //! | inputs (`Input`), statistics (`Output`) | own or root | not writable for group and others                    |
+//! | signed files (`Signed`)             | any           | the same; own or root where others can write               |
 //! | directories                         | own or root   | not writable for group and others, unless sticky           |
 //! | block devices (`Memory`)            | own or root   | nothing for others; nothing for a group other than `disk`  |
 //! | character devices, own descriptors (/dev/fd) | any    | any                                                        |
@@ -42,6 +44,9 @@ pub enum Purpose {
     Output,
     /// The file holds a private key.
     PrivateKey,
+    /// The file is read, and its reader checks who has signed it: a list of revoked certificates, which a service keeps
+    /// up to date for programs of other users.
+    Signed,
 }
 
 /// The facts from fstat(2), and about the file's directory.
@@ -93,7 +98,8 @@ pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objecti
         // O_PATH with O_NOFOLLOW opens the link itself.
         return Some(Objection::SymbolicLink);
     }
-    if facts.uid != user.uid && facts.uid != 0 {
+    let is_anyones = purpose == Purpose::Signed && kind == libc::S_IFREG && !facts.in_shared_directory;
+    if facts.uid != user.uid && facts.uid != 0 && !is_anyones {
         return Some(Objection::Owner(facts.uid));
     }
     if kind == libc::S_IFDIR {
@@ -103,7 +109,7 @@ pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objecti
         Purpose::Memory if kind == libc::S_IFBLK && user.disk_group == Some(facts.gid) => 0o007,
         Purpose::PrivateKey if facts.uid == 0 => 0o037,
         Purpose::Memory | Purpose::PrivateKey => 0o077,
-        Purpose::Input | Purpose::Output => 0o022,
+        Purpose::Input | Purpose::Output | Purpose::Signed => 0o022,
     };
     let given = facts.mode & forbidden;
     if given & 0o044 != 0 {

@@ -19,11 +19,14 @@ pub(crate) struct HostEnd {
     log: Arc<dyn Fn(&str) + Send + Sync>,
     /// The last line about a step. A manager repeats a step that is refused, round after round.
     said: String,
+    /// A list of revoked certificates that could not be stored, and the line that said so: the manager sends each list
+    /// once.
+    unstored: Option<(String, String)>,
 }
 
 impl HostEnd {
     pub(crate) fn new(shared: Arc<Shared>, log: Arc<dyn Fn(&str) + Send + Sync>) -> HostEnd {
-        HostEnd { shared, log, said: String::new() }
+        HostEnd { shared, log, said: String::new(), unstored: None }
     }
 
     /// Carries a step out, or says why not.
@@ -32,6 +35,23 @@ impl HostEnd {
         let stored = stored
             .map_err(|error| format!("the agent's state cannot be stored: {error}; free space in its state directory"));
         outcome.and(stored)
+    }
+
+    /// Stores a list for programs, or keeps it for the next report. Says only once why it cannot be stored.
+    fn store_list(&mut self, list: String) {
+        let Some(path) = &self.shared.settings.revocations else { return };
+        let before = self.unstored.take().map(|(_, line)| line);
+        if let Err(error) = replace_readable(path, &list) {
+            let line = format!(
+                "the manager's list of revoked certificates cannot be stored in {}: {error}; let the agent write to its \
+                 directory, or keep the file up to date by other means",
+                path.display()
+            );
+            if before.as_ref() != Some(&line) {
+                (self.log)(&line);
+            }
+            self.unstored = Some((list, line));
+        }
     }
 
     /// Writes what became of a step that a request has ordered into the log, under the request's id.
@@ -60,21 +80,16 @@ impl End for HostEnd {
         let (report, seen) = self.shared.change(|host_state| (host_state.report(), host_state.term())).0;
         // State that is not on disk is lost at a restart, so a manager must not act on it.
         stored.map_err(|_| Deposed { seen })?;
+        if let Some((list, _)) = self.unstored.clone() {
+            self.store_list(list);
+        }
         Ok(Report::Host(report))
     }
 
     /// Keeps the list for programs up to date, if the file is the agent's to write. If it is not, somebody else keeps
     /// it: that is no reason to be silent.
     fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
-        if let Some(path) = &self.shared.settings.revocations
-            && let Err(error) = replace_readable(path, list)
-        {
-            (self.log)(&format!(
-                "the manager's list of revoked certificates cannot be stored in {}: {error}; let the agent write to its \
-                 directory, or keep the file up to date by other means",
-                path.display()
-            ));
-        }
+        self.store_list(list.to_owned());
         Ok(())
     }
 

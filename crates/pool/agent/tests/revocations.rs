@@ -107,3 +107,24 @@ fn an_agent_that_cannot_store_the_list_goes_on_and_programs_say_what_is_missing(
         "{message}"
     );
 }
+
+/// The manager sends each list once, and a disk may be full at that moment.
+#[test]
+fn a_list_that_could_not_be_stored_is_stored_as_soon_as_it_can_be() {
+    let authority = Authority::new();
+    let directory = write("lists", "").with_extension("later");
+    let (world, newest) = world(&authority, directory.join("crl.pem"));
+    let text = authority.revoke(&[]);
+    *newest.0.lock().expect("no panic") = Some((1, text.clone()));
+    for _ in 0..3 {
+        world.report();
+    }
+    refused(&world);
+    fs::create_dir(&directory).expect("it is not there yet");
+    wait_until("the host has the list", || {
+        world.report();
+        fs::read_to_string(directory.join("crl.pem")).is_ok_and(|found| found == text)
+    });
+    drop(world.open("4MiB"));
+    fs::remove_dir_all(&directory).expect("ours");
+}

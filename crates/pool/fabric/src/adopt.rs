@@ -19,6 +19,9 @@ use crate::reconcile::{MemberLease, unknown_lds};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 
+/// The prefix of the names of volumes that are adopted without one.
+const ADOPTED: &str = "adopted-";
+
 /// What could not be adopted, and stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotAdopted {
@@ -238,8 +241,11 @@ impl Edit<'_> {
 
     /// The name that the volume had, if its host's agent knows it and no other volume has it now.
     fn name_of(&self, id: VolumeId, view: &VolumeReport) -> VolumeName {
-        let free = view.name.as_ref().filter(|name| self.desired.volume_named(name).is_none());
-        free.cloned().unwrap_or_else(|| adopted_name(id))
+        let own = adopted_name(id);
+        // An agent may report the name that another volume is to be adopted with.
+        let may_count = |name: &&VolumeName| !name.as_str().starts_with(ADOPTED) || **name == own;
+        let free = view.name.as_ref().filter(may_count).filter(|name| self.desired.volume_named(name).is_none());
+        free.cloned().unwrap_or(own)
     }
 
     fn zone_with(&self, host: &HostId) -> Result<ZoneId, NotAdopted> {
@@ -273,7 +279,7 @@ impl Edit<'_> {
 }
 
 fn adopted_name(id: VolumeId) -> VolumeName {
-    format!("adopted-{id}").parse().expect("hexadecimal digits are characters of a name")
+    format!("{ADOPTED}{id}").parse().expect("hexadecimal digits are characters of a name")
 }
 
 /// A member id that is greater than all that the host's report or a donor's report lists for the volume.
@@ -353,4 +359,32 @@ fn spans<'a>(
         return Err(NotAdopted::Incomplete { volume: id });
     }
     Ok((spans.into_iter().map(|(id, members)| Span { id, members }).collect(), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::Desired;
+    use crate::placement::Capacity;
+    use crate::topology::Topology;
+
+    /// An agent that reports the name of another volume's adoption would end the adoption of all volumes there.
+    #[test]
+    fn a_reported_name_does_not_take_the_name_that_another_volume_is_adopted_with() {
+        let (topology, mut desired, observed) = (Topology::default(), Desired::default(), Observed::default());
+        let mut capacity = Capacity::new(&topology, &desired, &observed);
+        let edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+        let (one, other) = (VolumeId(1), VolumeId(2));
+        let own = adopted_name(one);
+        for (reported, name) in [
+            (None, own.clone()),
+            (Some("db".parse().expect("a name")), "db".parse().expect("a name")),
+            (Some(own.clone()), own.clone()),
+            (Some(adopted_name(other)), own.clone()),
+            (Some("adopted-x".parse().expect("a name")), own),
+        ] {
+            let view = VolumeReport { name: reported.clone(), ..VolumeReport::default() };
+            assert_eq!(edit.name_of(one, &view), name, "{reported:?}");
+        }
+    }
 }

@@ -17,6 +17,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
@@ -84,7 +85,10 @@ pub(crate) struct Issuance {
     directory: PathBuf,
     /// The file of the certificate that REST clients see.
     served: PathBuf,
+    /// `None` while this manager does not lead: another one may have revoked more since.
     listed: Mutex<Option<Listed>>,
+    /// The number of the last list.
+    number: AtomicU64,
     attempts: Mutex<Attempts>,
     service: OnceLock<Weak<Service>>,
 }
@@ -132,12 +136,15 @@ impl Issuance {
             directory,
             served: tls.certificate,
             listed: Mutex::default(),
+            number: AtomicU64::default(),
             attempts: Mutex::default(),
             service: OnceLock::new(),
         };
         issuance.renew_own(now())?;
         if !issuance.place("revocations.pem").exists() {
+            // For the control port. What the store says is read before that is opened.
             issuance.list(Vec::new(), now())?;
+            issuance.forget_list();
         }
         Ok(Some(issuance))
     }
@@ -149,6 +156,12 @@ impl Issuance {
     /// Sets the writer that stores renewals.
     pub(crate) fn serve(&self, service: &Arc<Service>) {
         let _ = self.service.set(Arc::downgrade(service));
+    }
+
+    /// Renews what is due of both, whether or not the other can be renewed. Returns the first error.
+    pub(crate) fn renew(&self, now: Millis) -> Result<(), String> {
+        let (own, list) = (self.renew_own(now), self.renew_list(now));
+        own.and(list)
     }
 
     /// Renews this manager's own certificate if a renewal is due, or if its names are not those in the configuration.
@@ -184,6 +197,12 @@ impl Issuance {
     /// The list of revoked certificates, in PEM.
     pub(crate) fn current_list(&self) -> Option<String> {
         locked(&self.listed).as_ref().map(|found| found.list.list.to_string())
+    }
+
+    /// The serial numbers on the list that is handed out.
+    #[cfg(test)]
+    pub(crate) fn listed_serials(&self) -> Vec<String> {
+        locked(&self.listed).iter().flat_map(|found| &found.revoked).map(|(serial, _)| serial.clone()).collect()
     }
 
     /// The fingerprint for tokens: that of the last certificate in the chain that REST clients see.
@@ -299,6 +318,11 @@ impl Issuance {
         Ok(self.list(revoked.collect(), now))
     }
 
+    /// This manager leads no longer: it hands out no list, and signs none again, before it has read the store.
+    pub(crate) fn forget_list(&self) {
+        *locked(&self.listed) = None;
+    }
+
     /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are
     /// deleted with it: so neither grows without a bound. The inner error is a line for the caller.
     pub(crate) fn keep_token(
@@ -337,9 +361,11 @@ impl Issuance {
         revoked: Vec<(String, Millis)>,
         now: Millis,
     ) -> Result<(), String> {
-        let number = now.0.max(kept.as_ref().map_or(0, |listed| listed.list.number + 1));
+        let number = now.0.max(self.number.load(Ordering::Relaxed) + 1);
         let list = self.authority.revocations(&revoked, number, now).map_err(|not| not.to_string())?;
         write(&self.place("revocations.pem"), &list.list)?;
+        // The lock orders the lists.
+        self.number.store(number, Ordering::Relaxed);
         let validity = Validity { from: now, until: Millis(now.0.saturating_add(u64::from(LIST_DAYS) * DAY_MS)) };
         *kept = Some(Listed { list, revoked, validity });
         Ok(())
@@ -411,13 +437,52 @@ pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
 mod tests {
     use super::*;
 
+    fn issuance(name: &str) -> (PathBuf, Issuance) {
+        let directory = std::env::temp_dir().join(format!("aquifer-{name}-{}", std::process::id()));
+        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
+        let opened = Issuance::open(&mut Config::parse(&text).expect("enough"));
+        (directory, opened.expect("usable").expect("there is one"))
+    }
+
+    /// A list that is not renewed expires, and programs then refuse to start.
+    #[test]
+    fn a_list_is_signed_again_even_if_the_managers_own_certificate_cannot_be() {
+        let (directory, issuance) = issuance("both");
+        let start = now();
+        issuance.list(Vec::new(), start).expect("written");
+        let own = issuance.place("manager.pem");
+        fs::remove_file(&own).expect("ours");
+        fs::create_dir(&own).expect("no file can replace it");
+        let later = Millis(start.0 + 21 * DAY_MS);
+        let why = issuance.renew(later).expect_err("it cannot be written");
+        assert!(why.contains("manager.pem"), "{why}");
+        assert_eq!(locked(&issuance.listed).as_ref().map(|listed| listed.list.number), Some(later.0));
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+
+    /// While this manager stood by, another one may have revoked more.
+    #[test]
+    fn a_manager_that_leads_no_longer_hands_out_no_list_and_signs_none() {
+        let (directory, issuance) = issuance("tenure");
+        let (issuance, start) = (Arc::new(issuance), now());
+        let handed_out = || Renewals(Arc::clone(&issuance)).revocations().map(|list| list.number);
+        assert_eq!((handed_out(), issuance.current_list()), (None, None), "nothing was read yet");
+        issuance.list(Vec::new(), start).expect("written");
+        let first = handed_out().expect("it leads");
+        issuance.forget_list();
+        let file = || fs::read_to_string(issuance.place("revocations.pem")).expect("there is one");
+        let before = file();
+        issuance.renew(Millis(start.0 + 21 * DAY_MS)).expect("written");
+        assert_eq!((handed_out(), file()), (None, before));
+        issuance.list(Vec::new(), Millis(0)).expect("written");
+        assert!(handed_out() > Some(first), "the number grows, even if the clock is set back");
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+
     /// A manager may lead for months without a revocation, and programs refuse to start with an expired list.
     #[test]
     fn a_list_is_signed_again_before_it_expires() {
-        let directory = std::env::temp_dir().join(format!("aquifer-list-{}", std::process::id()));
-        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
-        let issuance =
-            Issuance::open(&mut Config::parse(&text).expect("enough")).expect("usable").expect("there is one");
+        let (directory, issuance) = issuance("list");
         let (start, revoked) = (now(), vec![("0a".to_owned(), now())]);
         issuance.list(revoked.clone(), start).expect("written");
         let kept = || locked(&issuance.listed).as_ref().map(|listed| (listed.list.number, listed.revoked.clone()));

@@ -80,13 +80,14 @@ impl Lead {
         let shared = &service.shared;
         let (store, _) = ManagerStore::open(store, crash.clone()).map_err(Stop::from)?;
         let store = store.counted_by(Arc::clone(&shared.meters));
+        // Donors and hosts get the list as soon as they have a channel.
+        read_list(service, &store)?;
         let (others, control) = open_peers(config, &store, service, crash)?;
         let peers = Box::new(Combined::new(others, Switches::new(&config.switches)));
         let silent_ms = config.rounds.silent_seconds * 1000;
         let mut writer = Writer::start(Arc::clone(shared), store, tenure, peers, silent_ms, now())?;
-        if let Some(issuance) = &service.issuance {
-            issuance.read_list(&writer.store, now()).map_err(Stop::from)?.map_err(lasting)?;
-        }
+        // Until this manager took the term, the previous one may have revoked more.
+        read_list(service, &writer.store)?;
         let sessions = Sessions::load(&writer.store, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.store, config.events.clone()).map_err(Stop::from)?;
@@ -173,6 +174,11 @@ impl Lead {
     }
 }
 
+fn read_list(service: &Service, store: &ManagerStore) -> Result<(), NotLed> {
+    let Some(issuance) = &service.issuance else { return Ok(()) };
+    issuance.read_list(store, now()).map_err(Stop::from)?.map_err(lasting)
+}
+
 /// Opens the peers. Returns the address of the control port, if there is one.
 fn open_peers(
     config: &Config,
@@ -224,6 +230,9 @@ impl Candidate {
                 Ok(lead) => NotLed::from(lead.serve(Lead::take_orders(service), service, notify)),
                 Err(not) => not,
             };
+            if let Some(issuance) = &service.issuance {
+                issuance.forget_list();
+            }
             // The next leader need not wait for the lease.
             drop(keeper);
             if !ended.may_pass {
@@ -268,4 +277,55 @@ pub(crate) fn make_directory(directory: &Path) -> Result<(), String> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(|error| format!("{}: {error}; name a directory that can be made", directory.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::sync::Mutex;
+
+    use aquifer_authority::{Kind, Subject};
+    use aquifer_fabric::Millis;
+    use aquifer_state_store::EmbeddedStore;
+
+    use crate::issuance::{CERTIFICATES, Issuance, Issued};
+    use crate::manager_store::json;
+
+    /// Whoever connects first after a failover gets the list at once: an older one would admit those whose
+    /// certificates were revoked since.
+    #[test]
+    fn the_list_is_read_from_the_store_before_the_control_port_is_opened() {
+        let directory = std::env::temp_dir().join(format!("aquifer-list-first-{}", std::process::id()));
+        make_directory(&directory).expect("ours");
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let listen = taken.local_addr().expect("a port");
+        let text =
+            format!("state = {directory:?}\n[peers]\nkind = \"registered\"\n[ca]\n[control]\nlisten = \"{listen}\"\n");
+        let mut config = Config::parse(&text).expect("enough");
+        let issuance = Issuance::open(&mut config).expect("usable").map(Arc::new);
+        let service = Service {
+            shared: Arc::default(),
+            sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
+            position: Position::Standby { leader: None }.into(),
+            directory: directory.clone(),
+            console: Default::default(),
+            issuance: issuance.clone(),
+            is_ending: false.into(),
+        };
+        let place = directory.join("state.redb");
+        let open = || Box::new(EmbeddedStore::open(&place).expect("ours"));
+        let subject = Subject::new(Kind::Donor, "d1", "pool.internal", &[]).expect("a subject");
+        let revoked =
+            Issued { subject, from: Millis(0), until: Millis(u64::MAX), is_renewal: false, revoked: Some(now()) };
+        let (mut store, _) = ManagerStore::open(open(), CrashPoint::default()).expect("it is empty");
+        let value = (format!("{CERTIFICATES}0a"), Some(json(&revoked)));
+        store.keep(&[value], &[], now()).unwrap_or_else(|failure| panic!("{failure}"));
+        drop(store);
+        let led = Lead::begin(&config, open(), Tenure::ForEver, &service);
+        let line = led.err().expect("the port is taken").line;
+        assert!(line.contains(&listen.to_string()), "{line}");
+        assert_eq!(issuance.expect("there is one").listed_serials(), ["0a"]);
+        std::fs::remove_dir_all(&directory).expect("ours");
+    }
 }

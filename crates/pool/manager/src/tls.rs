@@ -52,7 +52,7 @@ pub(crate) fn watch(served: &Served, issuance: Option<&Issuance>) {
             && renewed.elapsed() > RENEW
         {
             renewed = Instant::now();
-            outcome = issuance.renew_own(now()).and_then(|()| issuance.renew_list(now()));
+            outcome = issuance.renew(now());
         }
         if let Err(line) = outcome.and_then(|()| served.renew())
             && last.as_ref() != Some(&line)

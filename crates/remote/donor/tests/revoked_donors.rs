@@ -138,7 +138,7 @@ fn an_array_does_not_start_with_a_revoked_donor() {
 #[test]
 fn lists_that_cannot_be_used_are_errors_at_the_start() {
     let site = Site::new(&[]);
-    let stranger = Authority::new();
+    let stranger = Authority::named("stranger");
     let yesterday = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(86_400);
     let expired = site.authority.revoke_until(&[], Some(yesterday));
     let good = site.authority.revoke(&[]);
@@ -157,13 +157,61 @@ fn lists_that_cannot_be_used_are_errors_at_the_start() {
         (write("crl.pem", &expired), "has expired; get the authority's newest one"),
         (write("crl.pem", &stranger.revoke(&[])), "is not signed by an authority in"),
         (write("crl.pem", &format!("{good}{}", stranger.revoke(&[]))), "is not signed by an authority in"),
-        (write("crl.pem", &format!("{good}{expired}")), "has expired"),
+        (write("crl.pem", &format!("{good}{}", site.authority.revoke(&[DONOR]))), "has two lists of one authority"),
+        (write("crl.pem", &format!("{good}{}", Authority::new().revoke(&[]))), "has two lists of one authority"),
     ] {
         // Nobody listens there: the list is read before the donor is asked.
         let message = reason(open_with(([127, 0, 0, 1], 1).into(), &site.borrower, &list));
         let file = format!("the revocation list {}", list.display());
         assert!(message.contains(&file) && message.contains(expected), "{message}");
     }
+}
+
+/// Only the first of them would be looked at, and it may be the older one.
+#[test]
+fn a_donor_does_not_start_with_two_lists_of_one_authority() {
+    let authority = Authority::new();
+    let files = || authority.sign_numbered("127.0.0.1", DONOR, &authority).load().expect("usable");
+    let (older, newer) = (authority.revoke(&[]), authority.revoke(&[BORROWER]));
+    files().for_donor(Some(&write("crl.pem", &newer))).expect("it is one");
+    let other = Authority::named("other").revoke(&[]);
+    files().for_donor(Some(&write("crl.pem", &format!("{newer}{other}")))).expect("they are two authorities'");
+    let list = write("crl.pem", &format!("{older}{newer}"));
+    let message = files().for_donor(Some(&list)).expect_err("it is refused").to_string();
+    assert!(message.contains(&format!("{} has two lists of one authority", list.display())), "{message}");
+}
+
+/// A list of a large pool is as long as the manager may send it.
+#[test]
+fn a_long_list_is_read_to_its_end() {
+    const PEM_BYTES: usize = 1 << 20;
+    let site = Site::new(&[]);
+    let serials: Vec<u64> = (1000..50_000).chain([DONOR]).collect();
+    let list = site.authority.revoke(&serials);
+    assert!(list.len() > PEM_BYTES, "{}", list.len());
+    replace_text(&site.list, &list);
+    let message = site.refused();
+    assert!(message.contains("was revoked"), "{message}");
+    // One that is longer than that is not read in part.
+    replace_text(&site.list, &format!("{list}{}", "\n".repeat(16 << 20)));
+    let message = site.refused();
+    assert!(message.contains("is too large") && message.contains("16777216"), "{message}");
+}
+
+/// The host's agent runs as a user of its own, and keeps the list for programs of all users. Needs root, to give a file
+/// to another user.
+#[test]
+fn a_list_of_another_user_is_read_unless_others_can_write_it() {
+    const NOBODY: u32 = 65_534;
+    let site = Site::new(&[]);
+    if std::os::unix::fs::chown(&site.list, Some(NOBODY), None).is_err() {
+        return;
+    }
+    site.open_at(site.donor.address()).expect("its authority has signed it");
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(&site.list, mode(0o646)).unwrap();
+    let message = site.refused();
+    assert!(message.contains("other users can write to"), "{message}");
 }
 
 /// Two authorities are trusted, as while one replaces the other, and only one has a list.

@@ -11,7 +11,7 @@ use std::{fmt, io};
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
@@ -19,12 +19,14 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
 use crate::donor_side::DonorSide;
-use crate::revocations::Revocations;
+use crate::revocations::{Revocations, lists};
 use crate::{CONTROL_PROTOCOL, PROTOCOL, renewal};
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
 /// does not make the process read a huge file to its end.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Maximum size of a file with revocation lists: as much as a manager can send its ends in a frame.
+const LISTS_BYTES_MAX: u64 = 16 << 20;
 
 /// The paths of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +102,10 @@ pub enum CredentialFailure {
     },
     /// The file's owner or permissions are unsafe: other users own it, can read a key, or can change it.
     Objected(File, Objected),
+    /// The file has more bytes than this many, and was not read.
+    TooLarge(File, u64),
+    /// A file has two revocation lists of one authority: only one of them would be looked at.
+    TwoLists(File),
     /// The file cannot be read.
     Unreadable(File, io::Error),
     /// The file can be read, but is of an unsupported kind.
@@ -134,6 +140,12 @@ impl fmt::Display for CredentialFailure {
                 write!(f, "{key} is not the key of {}; give the key that it was made for", cert.escape_debug())
             }
             CredentialFailure::Objected(file, objected) => write!(f, "{}: {objected}", file.purpose),
+            CredentialFailure::TooLarge(file, max) => {
+                write!(f, "{file} is too large; give a file of at most {max} bytes")
+            }
+            CredentialFailure::TwoLists(file) => {
+                write!(f, "{file} has two lists of one authority; leave only the newest list of each authority in it")
+            }
             CredentialFailure::Unreadable(file, error) => {
                 let remedy = match error.kind() {
                     io::ErrorKind::NotFound => "check the path",
@@ -219,32 +231,30 @@ impl Files {
     }
 }
 
-fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
+pub(crate) fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
     use std::io::Read;
 
-    let purpose = match file.purpose {
-        Purpose::Authority | Purpose::Certificate | Purpose::Revocations => safe_open::Purpose::Input,
-        Purpose::Key => safe_open::Purpose::PrivateKey,
+    let (purpose, max) = match file.purpose {
+        Purpose::Authority | Purpose::Certificate => (safe_open::Purpose::Input, FILE_BYTES_MAX),
+        Purpose::Key => (safe_open::Purpose::PrivateKey, FILE_BYTES_MAX),
+        Purpose::Revocations => (safe_open::Purpose::Signed, LISTS_BYTES_MAX),
     };
     let opened = safe_open::open(&file.path, purpose, 0, 0).map_err(|failure| match failure {
         OpenFailure::Io(error) => CredentialFailure::Unreadable(file.clone(), error),
         OpenFailure::Objected(objected) => CredentialFailure::Objected(file.clone(), objected),
     })?;
     let mut bytes = Vec::new();
-    let read = opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
-    read.map(|_| bytes).map_err(|error| CredentialFailure::Unreadable(file.clone(), error))
+    // One byte more: a file that was cut may look like a whole one.
+    let read = opened.take(max + 1).read_to_end(&mut bytes);
+    match read {
+        Ok(read) if read as u64 > max => Err(CredentialFailure::TooLarge(file.clone(), max)),
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(CredentialFailure::Unreadable(file.clone(), error)),
+    }
 }
 
 fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialFailure> {
     let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&read(file)?).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        _ => Err(CredentialFailure::NotPem(file.clone())),
-    }
-}
-
-pub(crate) fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
-    let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file)?).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         _ => Err(CredentialFailure::NotPem(file.clone())),

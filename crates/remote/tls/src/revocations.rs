@@ -7,21 +7,60 @@
 //! rustls would find both faults, too, but only at a handshake, where they would look like faults of the donor, and
 //! would take a running program's memory away.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateRevocationListDer, TrustAnchor, UnixTime};
 use rustls::{CertRevocationListError, RootCertStore};
 
 use crate::der::{BIT_STRING, Der, GENERALIZED_TIME, INTEGER, SEQUENCE, UTC_TIME};
-use crate::files::{CredentialFailure, File, Purpose, lists};
+use crate::files::{CredentialFailure, File, Purpose, read};
 
 /// The tag of a list's extensions.
 const EXTENSIONS: u8 = 0xa0;
 /// UTCTime has two digits for the year: from this one on, they are of the last century.
 const YEARS_FROM: i64 = 50;
+
+/// Reads a file with lists, one of each authority. rustls looks only at the first list whose issuer has the name of a
+/// certificate's, so a second one would count for nothing, even if it is the newer one. Authorities of one name have
+/// one list together, too: rustls refuses the certificates of those whose key has not signed it.
+pub(crate) fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
+    let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file)?).collect();
+    let lists = match found {
+        Ok(found) if !found.is_empty() => found,
+        _ => return Err(CredentialFailure::NotPem(file.clone())),
+    };
+    let mut issuers = BTreeSet::new();
+    for list in &lists {
+        let Some(issuer) = issuer(list) else { return Err(unparsable(file)) };
+        if !issuers.insert(issuer) {
+            return Err(CredentialFailure::TwoLists(file.clone()));
+        }
+    }
+    Ok(lists)
+}
+
+fn unparsable(file: &File) -> CredentialFailure {
+    CredentialFailure::Unusable(file.clone(), CertRevocationListError::ParseError.into())
+}
+
+/// The name of a list's authority.
+fn issuer(list: &[u8]) -> Option<&[u8]> {
+    issuer_of(&mut Der(Der(Der(list).take(SEQUENCE)?).take(SEQUENCE)?))
+}
+
+/// The same, from the fields that are signed; reads them up to there.
+fn issuer_of<'a>(fields: &mut Der<'a>) -> Option<&'a [u8]> {
+    // The version.
+    fields.skip(INTEGER);
+    // The algorithm again.
+    fields.take(SEQUENCE)?;
+    fields.take(SEQUENCE)
+}
 
 /// Lists that can be used.
 #[derive(Debug)]
@@ -44,9 +83,7 @@ impl Revocations {
         let lists = lists(&file)?;
         let mut valid_until = u64::MAX;
         for list in &lists {
-            let Some(read) = List::read(list) else {
-                return Err(CredentialFailure::Unusable(file, CertRevocationListError::ParseError.into()));
-            };
+            let Some(read) = List::read(list) else { return Err(unparsable(&file)) };
             if !roots.roots.iter().any(|root| read.is_signed_by(root, provider)) {
                 return Err(CredentialFailure::OtherAuthority { list: file, ca: authorities.to_owned() });
             }
@@ -96,10 +133,7 @@ impl<'a> List<'a> {
         let algorithm = list.take(SEQUENCE)?;
         let signature = bits(list.take(BIT_STRING)?)?;
         let mut fields = Der(Der(signed).take(SEQUENCE)?);
-        fields.skip(INTEGER);
-        // The algorithm again.
-        fields.take(SEQUENCE)?;
-        let issuer = fields.take(SEQUENCE)?;
+        let issuer = issuer_of(&mut fields)?;
         // When it was issued.
         instant(fields.next()?)?;
         // The standard requires it (RFC 5280, section 5.1.2.5), and rustls does, too.

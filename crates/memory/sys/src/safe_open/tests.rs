@@ -55,6 +55,26 @@ fn the_table_of_owners_and_rights() {
     }
 }
 
+/// The host's agent runs as a user of its own, and keeps the list for programs of all users.
+#[test]
+fn a_signed_file_may_be_anyones_where_nobody_else_can_write() {
+    let (regular, fifo) = (libc::S_IFREG, libc::S_IFIFO);
+    let owner = Some(Objection::Owner(OTHER));
+    for (kind, rights, uid, in_shared_directory, expected) in [
+        (regular, 0o644, OTHER, false, None),
+        (regular, 0o644, OTHER, true, owner),
+        (regular, 0o644, ME, true, None),
+        (regular, 0o644, 0, true, None),
+        (regular, 0o664, OTHER, false, Some(Objection::OthersWrite)),
+        (regular, 0o646, 0, false, Some(Objection::OthersWrite)),
+        (fifo, 0o644, OTHER, false, owner),
+    ] {
+        let facts = Facts { mode: kind | rights, uid, gid: ME, links: 1, in_shared_directory };
+        let user = User { uid: ME, disk_group: None };
+        assert_eq!(objection(Purpose::Signed, &facts, &user), expected, "{facts:?}");
+    }
+}
+
 #[test]
 fn a_second_name_counts_where_others_can_write() {
     let user = User { uid: ME, disk_group: None };
