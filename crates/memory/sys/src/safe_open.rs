@@ -6,7 +6,8 @@
 //! [`objection`] decides, and is pure; everything else here collects the facts for it from the open descriptor, so that
 //! nobody can exchange the file between the check and the use. As owners, only the process's own user and root are
 //! accepted, except for signed files: their readers check the signature, so the only harm that an owner can do is to
-//! keep an older file that is still valid. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
+//! keep an older file that is still valid. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky
+//! directories.
 //!
 //! | file                                | owner         | mode                                                       |
 //! |-------------------------------------|---------------|------------------------------------------------------------|

@@ -292,7 +292,7 @@ mod tests {
     use crate::issuance::{CERTIFICATES, Issuance, Issued};
     use crate::manager_store::json;
 
-    /// Whoever connects first after a failover gets the list at once: an older one would admit those whose
+    /// The first to connect after a failover gets the list at once: an older one would admit those whose
     /// certificates were revoked since.
     #[test]
     fn the_list_is_read_from_the_store_before_the_control_port_is_opened() {
