@@ -30,6 +30,7 @@ Examples:
 
 Bars are printed last, each met, missed or not measured; with --check, a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
+  scattered accesses          --local 30,50,70 --workload bfs,pr,bc,cg,load
   TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
   two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
   budget kept                 any run of aquifer-flash
@@ -102,7 +103,7 @@ pub struct BenchArgs {
     /// STREAM: iterations, the first of which does not count [default: 3]
     #[arg(long)]
     pub iterations: Option<u32>,
-    /// Graph workloads and matmul: trials in one run
+    /// Graph workloads, matmul and cg: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
     /// Random access, pointer chase, kv, lookup, gather, hints: how long one run measures [default: 5s]; Redis [10s]

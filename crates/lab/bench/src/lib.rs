@@ -58,6 +58,7 @@ mod ratios;
 mod record;
 mod result;
 mod run;
+mod scattered_bars;
 mod swap;
 mod table;
 mod undo;

@@ -11,6 +11,7 @@ use crate::library;
 use crate::plan::limit_bytes;
 use crate::ratios::{Better, Ratio, Spread, compare};
 use crate::record::{Run, figures};
+use crate::scattered_bars;
 use crate::size::{MIB, format_size};
 
 /// One bar, and the measurement against it.
@@ -52,7 +53,7 @@ const fn left_of_dram(workload: &'static str, local_percent: u32, at_least: f64)
 }
 
 /// 21 and 20 are the factors that the published system reached over InfiniBand and RoCE.
-const BARS: [Bar; 30] = [
+const BARS: [Bar; 20] = [
     bar("stream", "aquifer-flash", "swap-disk", 21.0, Some(35.0)),
     bar("stream", "aquifer-flash", "mmap-file", 1.0, Some(1.3)),
     bar("stream", "aquifer-dram", "swap-ram", 20.0, Some(30.0)),
@@ -67,20 +68,10 @@ const BARS: [Bar; 30] = [
     bar("bfs", "aquifer-flash", "swap-disk", 3.0, None),
     bar("pr", "aquifer-flash", "swap-disk", 3.0, None),
     bar("bc", "aquifer-flash", "swap-disk", 3.0, None),
-    bar("bfs", "aquifer-dram", "swap-ram", 3.0, None),
-    bar("pr", "aquifer-dram", "swap-ram", 3.0, None),
-    bar("bc", "aquifer-dram", "swap-ram", 3.0, None),
-    bar("bfs", "aquifer-dram", "swap-zram", 1.5, None),
-    bar("pr", "aquifer-dram", "swap-zram", 1.5, None),
-    bar("bc", "aquifer-dram", "swap-zram", 1.5, None),
     bar("bfs", "aquifer-flash", "swap-zram", 1.5, None),
     bar("pr", "aquifer-flash", "swap-zram", 1.5, None),
     bar("bc", "aquifer-flash", "swap-zram", 1.5, None),
-    bar("bfs", "aquifer-donor", "swap-ram", 1.0, Some(2.0)),
-    bar("pr", "aquifer-donor", "swap-ram", 1.0, Some(2.0)),
-    bar("bc", "aquifer-donor", "swap-ram", 1.0, Some(2.0)),
     bar("load", "aquifer-flash", "swap-disk", 2.0, None),
-    bar("load", "aquifer-donor", "swap-ram", 1.0, Some(2.0)),
     left_of_dram("redis", 75, 0.95),
     left_of_dram("redis", 50, 0.9),
 ];
@@ -96,6 +87,9 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     let ran = |workload: &str| runs.iter().any(|run| run.workload == workload);
     let mut verdicts: Vec<Verdict> =
         BARS.iter().chain(&library::BARS).filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
+    let levels =
+        |bar: &Bar| runs.iter().any(|run| run.workload == bar.workload && run.local_percent == bar.local_percent);
+    verdicts.extend(scattered_bars::all().filter(levels).map(|bar| judge_bar(runs, &bar)));
     if ran("stream") {
         verdicts.push(judge_ceiling(runs, fio));
     }

@@ -149,7 +149,7 @@ impl Workload {
             // STREAM does not count the first iteration; three iterations give a best of two, and keep a run on disk
             // swap bearable.
             "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
-            "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
+            "matmul" | "conjugate_gradient" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
             PROGRAM | GATHER_PYTHON if !self.is_graph() => {
                 // The same reads first fetch what is read often.

@@ -13,7 +13,7 @@ const IN_LIBRARY: Option<&str> = Some("the program maps its own memory, and cann
 const REDIS: Input = Input::Server { bytes: 512 << 20, program: "redis-server" };
 
 /// The workloads, in the order in which they run.
-pub const WORKLOADS: [Workload; 22] = [
+pub const WORKLOADS: [Workload; 23] = [
     // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
     Workload {
         name: "stream",
@@ -94,6 +94,16 @@ pub const WORKLOADS: [Workload; 22] = [
         processes: 1,
         device_mix: None,
         about: "blocked matrix product",
+    },
+    Workload {
+        name: "cg",
+        program: "conjugate_gradient",
+        arguments: &[],
+        input: Input::Arrays { bytes: GIB },
+        no_file: None,
+        processes: 1,
+        device_mix: None,
+        about: "conjugate gradients: products of a sparse matrix and a vector",
     },
     Workload {
         name: "bfs",
