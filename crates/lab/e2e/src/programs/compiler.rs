@@ -34,7 +34,7 @@ pub fn gcc(trial: &Trial) -> Result<Verdict, String> {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
     };
-    let file = trial.write("large.c", &source(trial.size(250, 6000)))?;
+    let file = trial.write("large.c", &source(trial.size(250, 2000)))?;
     let built = trial.path("built");
     let read = || std::fs::read(&built).map(|bytes| format!("{bytes:?}")).map_err(|error| error.to_string());
     trial.same(&program, &["-O1", "-o", &built, &file], read)
@@ -50,5 +50,5 @@ pub fn openmp(trial: &Trial) -> Result<Verdict, String> {
         Ok(_) => return Ok(Verdict::Skipped("cc has no OpenMP".to_owned())),
         Err(error) => return Ok(Verdict::Skipped(format!("cc cannot be started: {error}"))),
     }
-    trial.same(&built, &[&trial.size(4 << 20, 256 << 20).to_string()], || Ok(String::new()))
+    trial.same(&built, &[&trial.size(4 << 20, 64 << 20).to_string()], || Ok(String::new()))
 }

@@ -43,17 +43,17 @@ pub fn script(trial: &Trial, package: &str, text: &str, size: u64) -> Result<Ver
 
 /// Objects, a forked child that sees them unchanged, and a program that the script starts.
 pub fn python(trial: &Trial) -> Result<Verdict, String> {
-    script(trial, "os", HEAP_PY, trial.size(60_000, 3_000_000))
+    script(trial, "os", HEAP_PY, trial.size(60_000, 800_000))
 }
 
 /// Sorting, transforms, linear algebra, files.
 pub fn numpy(trial: &Trial) -> Result<Verdict, String> {
-    script(trial, "numpy", NUMPY_PY, trial.size(1_500_000, 60_000_000))
+    script(trial, "numpy", NUMPY_PY, trial.size(1_500_000, 15_000_000))
 }
 
 /// Queries over a table in memory.
 pub fn duckdb(trial: &Trial) -> Result<Verdict, String> {
-    script(trial, "duckdb", DUCKDB_PY, trial.size(600_000, 30_000_000))
+    script(trial, "duckdb", DUCKDB_PY, trial.size(600_000, 8_000_000))
 }
 
 /// Buffers, and a map of objects. V8 reserves its heap without access, and opens it in pieces.
@@ -63,7 +63,7 @@ pub fn node(trial: &Trial) -> Result<Verdict, String> {
         Err(skipped) => return Ok(skipped),
     };
     let file = trial.write("heap.js", HEAP_JS)?;
-    trial.same(&program, &["--max-old-space-size=8000", &file, &trial.size(20_000, 500_000).to_string()], || {
+    trial.same(&program, &["--max-old-space-size=8000", &file, &trial.size(20_000, 150_000).to_string()], || {
         Ok(String::new())
     })
 }
@@ -79,9 +79,9 @@ pub fn jvm(trial: &Trial) -> Result<Verdict, String> {
     if !compiled.is_ok_and(|output| output.status.success()) {
         return Err("Heap.java does not compile".to_owned());
     }
-    let heap = format!("-Xmx{}m", trial.size(96, 8000));
-    let start = format!("-Xms{}m", trial.size(96, 8000));
-    let keys = trial.size(30_000, 3_000_000).to_string();
+    let heap = format!("-Xmx{}m", trial.size(96, 2000));
+    let start = format!("-Xms{}m", trial.size(96, 2000));
+    let keys = trial.size(30_000, 800_000).to_string();
     let directory = trial.directory.display().to_string();
     let mut verdict = Ok(Verdict::Works(String::new()));
     for collector in ["Serial", "Parallel", "G1"] {

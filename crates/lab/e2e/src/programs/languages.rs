@@ -27,19 +27,19 @@ fn script(trial: &Trial, interpreter: &str, words: &[&str], file: (&str, &str), 
 /// Debian's PHP loads its extensions with RTLD_DEEPBIND.
 pub fn php(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.php");
-    script(trial, "php", &[], ("heap.php", text), trial.size(60_000, 4_000_000))
+    script(trial, "php", &[], ("heap.php", text), trial.size(60_000, 1_000_000))
 }
 
 /// Ruby frees the memory of its alternate signal stack when it exits.
 pub fn ruby(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.rb");
-    script(trial, "ruby", &[], ("heap.rb", text), trial.size(60_000, 3_000_000))
+    script(trial, "ruby", &[], ("heap.rb", text), trial.size(60_000, 800_000))
 }
 
 /// Perl, with its own allocator.
 pub fn perl(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.pl");
-    script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 3_000_000))
+    script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 800_000))
 }
 
 /// SBCL maps its heap by syscall(2), protects pages for its collector and the ends of its stacks, and handles the
@@ -50,7 +50,7 @@ pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
         Err(skipped) => return Ok(skipped),
     };
     let path = trial.write("heap.lisp", include_str!("../../programs/heap.lisp"))?;
-    let (heap, size) = (trial.size(512, 12_000).to_string(), trial.size(40_000, 3_000_000).to_string());
+    let (heap, size) = (trial.size(512, 4_000).to_string(), trial.size(40_000, 800_000).to_string());
     // Not with `--script`, under which a stack overflow ends the program.
     let words = ["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--load", &path];
     let arguments = [&["--dynamic-space-size", &heap][..], &words, &["--end-toplevel-options", &size]].concat();
@@ -69,7 +69,7 @@ pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
     if !compiled.is_ok_and(|output| output.status.success()) {
         return Err("heap.erl does not compile".to_owned());
     }
-    let size = trial.size(40_000, 2_000_000).to_string();
+    let size = trial.size(40_000, 500_000).to_string();
     let arguments = ["-noshell", "-noinput", "+S", "2", "-pa", &directory, "-s", "heap", "main", &size];
     trial.same(&erl, &arguments, || Ok(String::new()))
 }
@@ -77,17 +77,17 @@ pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
 /// LuaJIT maps its memory itself, below 2 GiB in some builds.
 pub fn luajit(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.lua");
-    script(trial, "luajit", &[], ("heap.lua", text), trial.size(100_000, 3_000_000))
+    script(trial, "luajit", &[], ("heap.lua", text), trial.size(100_000, 800_000))
 }
 
 /// `Rscript` starts a shell script, which starts R.
 pub fn r(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.R");
-    script(trial, "Rscript", &["--vanilla"], ("heap.R", text), trial.size(400_000, 20_000_000))
+    script(trial, "Rscript", &["--vanilla"], ("heap.R", text), trial.size(400_000, 5_000_000))
 }
 
 /// polars in CPython.
 pub fn polars(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/frames.py");
-    interpreters::script(trial, "polars", text, trial.size(1_000_000, 60_000_000))
+    interpreters::script(trial, "polars", text, trial.size(1_000_000, 15_000_000))
 }

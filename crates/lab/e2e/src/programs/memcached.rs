@@ -86,10 +86,10 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
     };
-    let keys = trial.size(60_000, 2_000_000);
+    let keys = trial.size(60_000, 500_000);
     let socket = std::env::temp_dir().join(format!("aquifer-{}-memcached.socket", std::process::id()));
     let path = socket.to_str().expect("the directory for temporary files has a plain name");
-    let megabytes = trial.size(512, 16384).to_string();
+    let megabytes = trial.size(512, 4096).to_string();
     let arguments = ["-s", path, "-m", &megabytes, "-t", "4", "-u", "root", "-M", "-A"];
     let rounds = |stream: &mut BufReader<UnixStream>, rounds: u64| {
         (0..rounds).try_for_each(|round| store(stream, keys, round).and_then(|()| compare(stream, keys, round)))

@@ -98,7 +98,7 @@ fn ask_all(
     let mut init = Command::new(programs.join("initdb"));
     init.args(["-D", &data, "-A", "trust", "-U", "aquifer", "-N", "--locale=C", "-E", "UTF8"]);
     done(trial, &init)?;
-    let memory = format!("work_mem={}MB", trial.size(100, 4000));
+    let memory = format!("work_mem={}MB", trial.size(100, 1000));
     let words = ["-D", &data, "-k", &directory, "-c", "listen_addresses=", "-c", &memory, "-c", "fsync=off"];
     let mut command = as_user(&server(&programs.join("postgres"), &words));
     command.current_dir(&directory);
@@ -125,7 +125,7 @@ fn ask_all(
     };
     eventually("PostgreSQL's start", || done(trial, &client(["-c", "select 1"])).is_ok());
     let file = format!("{directory}/queries.sql");
-    let text = QUERIES.replace("ROWS", &trial.size(150_000, 8_000_000).to_string());
+    let text = QUERIES.replace("ROWS", &trial.size(150_000, 2_000_000).to_string());
     std::fs::write(&file, text).map_err(|error| error.to_string())?;
     let answers = done(trial, &client(["-f", &file]))?;
     let peak = watch.peak_bytes();

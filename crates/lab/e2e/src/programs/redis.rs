@@ -162,7 +162,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
         (Ok(program), Ok(benchmark)) => (program, benchmark),
         (Err(skipped), _) | (_, Err(skipped)) => return Ok(skipped),
     };
-    let keys = trial.size(50_000, 1_000_000) as usize;
+    let keys = trial.size(50_000, 250_000) as usize;
     let peak = native_peak(trial, &program, keys)?;
     let place = Place::new(trial, &program, "managed")?;
     let server = Server::start(trial.managed(peak, &program, &place.arguments("no")));
@@ -196,7 +196,7 @@ fn snapshot_holds(
     benchmark: &Path,
 ) -> Result<(), String> {
     let mut load = Command::new(benchmark);
-    let requests = trial.size(20_000, 1_000_000).to_string();
+    let requests = trial.size(20_000, 300_000).to_string();
     load.arg("-s").arg(&place.socket).args(["-q", "-t", "set,get,lpush", "-d", "200", "-P", "8", "-c", "10"]);
     load.args(["-r", "20000", "-n", &requests]);
     let limit = trial.limit();

@@ -21,7 +21,7 @@ pub fn sqlite(trial: &Trial) -> Result<Verdict, String> {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
     };
-    let file = trial.write("queries.sql", &QUERIES.replace("ROWS", &trial.size(250_000, 10_000_000).to_string()))?;
+    let file = trial.write("queries.sql", &QUERIES.replace("ROWS", &trial.size(250_000, 2_500_000).to_string()))?;
     trial.same(&program, &[":memory:", &format!(".read {file}")], || Ok(String::new()))
 }
 
@@ -31,11 +31,11 @@ pub fn sort(trial: &Trial) -> Result<Verdict, String> {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
     };
-    let lines = trial.size(500_000, 20_000_000);
+    let lines = trial.size(500_000, 5_000_000);
     let text: String = (0..lines).map(|number| format!("{:016x} line {number}\n", mix(number))).collect();
     let file = trial.write("lines", &text)?;
     let sorted = trial.path("sorted");
     let read = || std::fs::read_to_string(&sorted).map_err(|error| error.to_string());
-    let max = trial.size(200, 8000);
+    let max = trial.size(200, 2000);
     trial.same(&program, &["--parallel=2", &format!("-S{max}M"), "-o", &sorted, &file], read)
 }

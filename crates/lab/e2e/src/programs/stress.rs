@@ -29,7 +29,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
     };
-    let bytes = trial.size(80 << 20, 4 << 30);
+    let bytes = trial.size(80 << 20, 1 << 30);
     let mut verdict = Verdict::Skipped("there are no stressors".to_owned());
     // The first one runs last and is reported: its memory is certain not to fit.
     for stressor in STRESSORS.iter().rev() {
@@ -41,7 +41,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
 fn one(trial: &Trial, program: &Path, stressor: &[&str], bytes: u64) -> Result<Verdict, String> {
     let size = bytes.to_string();
     let mut words: Vec<&str> = stressor.iter().map(|word| if *word == "BYTES" { &size } else { *word }).collect();
-    let seconds = trial.size(1, 60).to_string();
+    let seconds = trial.size(1, 30).to_string();
     words.extend(["--verify", "--timeout", &seconds]);
     let ended = start(trial.managed(bytes, program, &words)).wait(trial.limit());
     succeeded(&ended).map_err(|error| format!("{}: {error}", words.join(" ")))?;
