@@ -78,9 +78,13 @@ fn certificates(session: &mut Session<'_>) -> Result<(), Failure> {
     let answer = collection(&session.client, CERTIFICATES, "")?;
     session.show(&answer, |answer| {
         let members = answer["Members"].as_array().into_iter().flatten();
-        let row = |one: &Value| ["Id", "Kind", "EndName", "ValidNotAfter", "Revoked"].map(|name| cell(&one[name]));
-        let rows: Vec<Vec<String>> = members.map(|one| row(one).to_vec()).collect();
-        columns(&["SERIAL", "KIND", "NAME", "UNTIL", "REVOKED"], &rows)
+        let row = |one: &Value| {
+            let authority = if one["IsOfOldAuthority"] == true { "old" } else { "" };
+            let row = ["Id", "Kind", "EndName", "ValidNotAfter", "Revoked"].map(|name| cell(&one[name]));
+            row.into_iter().chain([authority.to_owned()]).collect()
+        };
+        let rows: Vec<Vec<String>> = members.map(row).collect();
+        columns(&["SERIAL", "KIND", "NAME", "UNTIL", "REVOKED", "AUTHORITY"], &rows)
     })
 }
 

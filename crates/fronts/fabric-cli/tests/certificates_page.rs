@@ -23,8 +23,9 @@ fn blocks(words: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = PAGE.lines();
     while let Some(line) = lines.next() {
-        let Some(fence) = line.strip_prefix("```") else { continue };
-        let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+        let Some(fence) = line.trim_start().strip_prefix("```") else { continue };
+        let block = lines.by_ref().take_while(|line| line.trim_start() != "```");
+        let text: Vec<&str> = block.map(str::trim_start).collect();
         if fence == words {
             found.push(text.join("\n"));
         }
@@ -32,11 +33,24 @@ fn blocks(words: &str) -> Vec<String> {
     found
 }
 
+/// The manager's settings in the steps by which its authority is replaced.
+#[test]
+fn the_settings_of_a_new_authority_are_settings() {
+    for step in ["toml step 2", "toml step 3"] {
+        let text = blocks(step).pop().expect("settings");
+        let config = format!("state = \"s\"\n[peers]\nkind = \"simulated\"\n{text}");
+        let config = aquifer_manager::Config::parse(&config).expect(step);
+        let ca = config.ca.expect("it has an authority");
+        assert_eq!(ca.next_key.is_some(), step == "toml step 2");
+        assert_eq!(ca.old_key.is_some(), step == "toml step 3");
+    }
+}
+
 #[test]
 fn the_page_of_certificates_works_as_it_is_typed() {
     let config = blocks("toml fabricd.toml").pop().expect("a configuration");
     let mut rack = Rack::start("page", &config.replace("10.0.0.1", "127.0.0.1"));
-    rack.more = vec!["--ca".into(), rack.directory.join("state/ca/ca.pem").display().to_string()];
+    rack.more = vec!["--ca".into(), rack.directory.join("state/ca/trusted.pem").display().to_string()];
     rack.log_in();
     let manager = rack.url.strip_prefix("https://").expect("TLS").to_owned();
     let etc = rack.directory.join("etc").display().to_string();

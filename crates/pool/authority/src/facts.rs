@@ -23,6 +23,10 @@ pub struct Facts {
     pub names: Vec<String>,
     /// When it is valid.
     pub validity: Validity,
+    /// The name of its subject, in DER.
+    pub subject: Vec<u8>,
+    /// The name of the authority that signed it, in DER.
+    pub issuer: Vec<u8>,
 }
 
 /// Reads a certificate in DER. `None` if the bytes are not a certificate.
@@ -37,7 +41,13 @@ pub fn facts(der: &[u8]) -> Option<Facts> {
         Validity { from: instant(validity.not_before.timestamp()), until: instant(validity.not_after.timestamp()) };
     let alternative = found.subject_alternative_name().ok()?;
     let general = alternative.map(|extension| extension.value.general_names.as_slice()).unwrap_or_default();
-    Some(Facts { serial: hex(found.raw_serial()), names: general.iter().filter_map(name).collect(), validity })
+    Some(Facts {
+        serial: hex(found.raw_serial()),
+        names: general.iter().filter_map(name).collect(),
+        validity,
+        subject: found.subject().as_raw().to_vec(),
+        issuer: found.issuer().as_raw().to_vec(),
+    })
 }
 
 fn name(general: &GeneralName<'_>) -> Option<String> {

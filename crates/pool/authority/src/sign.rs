@@ -25,6 +25,7 @@ use time::OffsetDateTime;
 use crate::facts::{facts, first_of};
 use crate::request::Request;
 use crate::subject::Subject;
+use crate::token::hex;
 use crate::validity::{DAY_MS, Validity};
 
 /// Maximum length of a request: one with an Ed25519 or P-256 key and all names has 2 KiB.
@@ -117,6 +118,7 @@ pub struct Authority {
     certificate: CertificateDer<'static>,
     pem: String,
     until: Millis,
+    name: Vec<u8>,
 }
 
 impl fmt::Debug for Authority {
@@ -137,15 +139,18 @@ impl Authority {
         Authority::load(&certificate, &key, now).map_err(|unusable| NotSigned::Library(unusable.to_string()))
     }
 
-    /// Makes a new authority, and returns its certificate and its key, in PEM.
+    /// Makes a new authority, and returns its certificate and its key, in PEM. No other authority has its name, not
+    /// even another one of this pool: ends find the authority and the revocation list of a certificate by that name.
     pub fn make_files(pool: &str, now: Millis) -> Result<(String, String), NotSigned> {
+        let number = serial()?;
         let key = KeyPair::generate().map_err(library)?;
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, format!("Aquifer pool {pool}"));
+        let name = format!("Aquifer pool {pool} {}", hex(&number.to_bytes()[..4]));
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.serial_number = Some(serial()?);
+        params.serial_number = Some(number);
         params.not_before = instant(Millis(now.0.saturating_sub(DAY_MS)));
         params.not_after = instant(Millis(now.0 + AUTHORITY_DAYS * DAY_MS));
         let certificate = params.self_signed(&key).map_err(library)?;
@@ -166,8 +171,8 @@ impl Authority {
         let pair = "name the certificate and the key of one authority";
         let key = KeyPair::from_pem(key).map_err(|error| unusable(&error, "name a key in PEM (PKCS #8)"))?;
         let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|error| unusable(&error, pair))?;
-        let authority =
-            Authority { issuer, certificate: der, pem: certificate.to_owned(), until: found.validity.until };
+        let (pem, until, name) = (certificate.to_owned(), found.validity.until, found.subject);
+        let authority = Authority { issuer, certificate: der, pem, until, name };
         let subject =
             Subject::new(crate::Kind::Host, "check", "check.internal", &[]).map_err(|why| unusable(&why, pair))?;
         let request = Request::new().map_err(|why| unusable(&why, pair))?;
@@ -197,6 +202,11 @@ impl Authority {
     /// Its certificate, in DER.
     pub fn der(&self) -> &[u8] {
         &self.certificate
+    }
+
+    /// Its name, in DER: the issuer of the certificates that it signs.
+    pub fn name(&self) -> &[u8] {
+        &self.name
     }
 
     /// The last instant of its validity.

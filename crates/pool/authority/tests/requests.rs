@@ -142,6 +142,28 @@ fn an_authority_signs_nothing_after_its_end_and_nothing_with_the_key_of_another(
     assert_eq!(authority.sign(request.pem(), &subject(), 90, late), Err(NotSigned::Expired));
 }
 
+/// An authority is replaced by one of the same pool, and both are trusted meanwhile.
+#[test]
+fn two_authorities_of_one_pool_are_not_mistaken_for_each_other() {
+    let (one, other) = (authority(), authority());
+    assert_ne!(one.name(), other.name());
+    let sign = |by: &Authority| by.sign(Request::new().expect("made").pem(), &subject(), 90, NOW).expect("signed");
+    let (of_one, of_other) = (sign(&one), sign(&other));
+    assert_eq!(facts(&of_one.der).expect("a certificate").issuer, one.name());
+    let (mut roots, mut lists) = (RootCertStore::empty(), Vec::new());
+    for (authority, revoked) in [(&one, vec![]), (&other, vec![(of_other.serial.clone(), NOW)])] {
+        roots.add(first_of(authority.pem()).expect("a certificate")).expect("taken");
+        let list = authority.revocations(&revoked, 1, NOW).expect("signed").list;
+        lists.push(CertificateRevocationListDer::from_pem_slice(list.as_bytes()).expect("a list"));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).with_crls(lists);
+    let both = builder.only_check_end_entity_revocation().build().expect("built");
+    assert!(is_accepted(&*both, &of_one.der, NOW) && is_accepted(&*both, &sign(&other).der, NOW));
+    assert!(!is_accepted(&*both, &of_other.der, NOW), "its own authority's list has it");
+    assert!(!is_accepted(&*verifier(&one, None), &of_other.der, NOW));
+}
+
 #[test]
 fn a_listed_certificate_is_accepted_no_more_and_others_are() {
     let (authority, subject) = (authority(), subject());

@@ -30,6 +30,11 @@ pub trait Issuer: Send + Sync {
     /// certificate, in PEM, arrives on the returned channel.
     fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>>;
 
+    /// The owner of this certificate has stored the one that replaces it. Does not block.
+    fn replaced(&self, certificate: &[u8]) {
+        let _ = certificate;
+    }
+
     /// The list of revoked certificates, if there is one.
     fn revocations(&self) -> Option<Revocations>;
 }
@@ -103,8 +108,9 @@ impl Issuing {
                 self.state = State::Signing(issuer.renew(certificate, request));
                 Ok(None)
             }
-            (Message::Renewed, _) => {
+            (Message::Renewed, issuer) => {
                 self.state = State::Done;
+                issuer.iter().for_each(|issuer| issuer.replaced(certificate));
                 Ok(None)
             }
             (Message::Unable(refused), _) => {

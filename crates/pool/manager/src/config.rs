@@ -250,7 +250,8 @@ mod tests {
     fn the_reference_has_a_line_for_each_setting_of_the_authority() {
         let (_, rest) = reference().split_once("\n# [ca]\n").expect("it is described");
         let (section, _) = rest.split_once("\n\n").expect("its end");
-        for key in ["domain", "name", "addresses", "days", "certificate", "key", "joins-per-minute"] {
+        let plain = ["domain", "name", "addresses", "days", "certificate", "key", "joins-per-minute"];
+        for key in plain.into_iter().chain(["next-certificate", "next-key", "old-certificate", "old-key"]) {
             assert!(section.contains(&format!("\n# {key} = ")), "{key}");
         }
     }
@@ -294,6 +295,15 @@ mod tests {
             (&format!("{REGISTERED}key = \"k\"\n"), "belong together"),
             (&format!("{REGISTERED}revocations = \"r\"\n"), "write control.certificate, too"),
             (&format!("{REGISTERED}donors = [\"dns:*.a.*\"]\n"), "more than one *"),
+            (&format!("{SMALL}[ca]\nnext-key = \"k\"\n"), "ca.next-certificate and ca.next-key belong together"),
+            (&format!("{SMALL}[ca]\nold-certificate = \"c\"\n"), "ca.old-certificate and ca.old-key belong together"),
+            (
+                &format!(
+                    "{SMALL}[ca]\nnext-certificate = \"c\"\nnext-key = \"k\"\nold-certificate = \"d\"\n\
+                     old-key = \"k\"\n"
+                ),
+                "finish one change of the authority",
+            ),
             (&format!("{SMALL}[[switches]]\nname = \"s0\"\naddress = \"s0\"\n"), "'s0' is not a peer; write tcp:"),
             (&format!("{SMALL}[telemetry]\ncollector = \"http://10.0.0.1:4318\"\n"), "on this machine"),
             (&format!("{SMALL}donrs = 3\n"), "unknown field `donrs`"),

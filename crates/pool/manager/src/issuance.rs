@@ -6,15 +6,18 @@
 //! | key | value, as JSON |
 //! |---|---|
 //! | `token/ID` | a join token, without its secret (`aquifer_authority::TokenRecord`) |
-//! | `certificate/SERIAL` | the subject of a certificate, its validity, and when it was revoked |
+//! | `certificate/SERIAL` | the subject of a certificate, its validity, its authority, and when it was revoked |
 //!
 //! The manager hands a certificate out only after one transaction has stored its record and the token's use: so a token
 //! with one use gives one certificate, whichever process is killed. Tokens and records are read from the store each
-//! time; the list of revoked certificates is also kept in memory, and in a file for the control port.
+//! time; the list of revoked certificates is also kept in memory, and in a file for the control port. While the
+//! authority is replaced (`issuance/second.rs`), two are trusted, and each signs a list: serial numbers are random, so
+//! both lists have all of them.
 //!
 //! Threads: any thread may call; only the writer's thread changes the store. No lock is held during an operation of the
 //! store.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +25,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use aquifer_authority::{
-    Authority, JoinToken, Kind, LIST_DAYS, Request, Revocations, Signed, Subject, TokenRecord, Validity, facts,
+    Authority, Facts, JoinToken, Kind, LIST_DAYS, Request, Revocations, Signed, Subject, TokenRecord, Validity, facts,
     first_of, pin, replace,
 };
 use aquifer_control::{Issuer, Patterns, Refused};
@@ -37,6 +40,9 @@ use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure, json};
 use crate::rest::{Service, now};
 use crate::writer::Posted;
+use second::{Role, Second};
+
+mod second;
 
 /// The prefix of tokens in the store.
 pub(crate) const TOKENS: &str = "token/";
@@ -47,6 +53,10 @@ pub(crate) const TOKENS_MAX: usize = 1000;
 /// How long the record of an expired certificate is kept: longer than the largest error of a clock that we allow for.
 const KEPT_MS: u64 = 7 * DAY_MS;
 const DAY_MS: u64 = 86_400_000;
+
+/// The event at the end of a change of the authority.
+const NONE_IS_OLD: &str = "every end has a certificate of the new authority; remove ca.old-certificate and ca.old-key \
+                           at each manager, and restart it";
 
 /// How many old records one transaction deletes.
 const DELETED_AT_ONCE: usize = 100;
@@ -61,13 +71,12 @@ pub(crate) struct Issued {
     /// `true` if it replaces an earlier one.
     pub(crate) is_renewal: bool,
     pub(crate) revoked: Option<Millis>,
-}
-
-impl Issued {
-    fn of(signed: &Signed, subject: &Subject, is_renewal: bool) -> Issued {
-        let (from, until) = (signed.validity.from, signed.validity.until);
-        Issued { subject: subject.clone(), from, until, is_renewal, revoked: None }
-    }
+    /// The fingerprint of the authority that signed it; `None` if an earlier version recorded it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) authority: Option<String>,
+    /// Its owner has stored a newer one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_replaced: bool,
 }
 
 /// The list of revoked certificates, as this manager has made it last.
@@ -80,7 +89,9 @@ struct Listed {
 
 /// The authority and its files.
 pub(crate) struct Issuance {
-    pub(crate) authority: Authority,
+    /// The authority that signs.
+    authority: Authority,
+    second: Option<Second>,
     pub(crate) config: CaConfig,
     directory: PathBuf,
     /// The file of the certificate that REST clients see.
@@ -112,16 +123,21 @@ impl Issuance {
             _ => Authority::load(&make_or_read(&directory, &ca)?, &read(&directory.join("ca-key.pem"))?, now()),
         };
         let authority = authority.map_err(|unusable| unusable.to_string())?;
+        let second = Second::open(&ca, &authority, now())?;
         let place = |name: &str| directory.join(name);
-        write(&place("ca.pem"), authority.pem())?;
+        if !place("ca-key.pem").exists() {
+            // Not in place of the certificate of an authority that was made here: that one may be the old one.
+            write(&place("ca.pem"), authority.pem())?;
+        }
+        write(&place("trusted.pem"), &trusted(&authority, second.as_ref()))?;
         let own = place("manager.pem");
         let tls = config.tls.get_or_insert(TlsConfig { certificate: own.clone(), key: own.clone() }).clone();
         if let Some(control) = &mut config.control {
             if control.certificate.is_none() {
                 (control.certificate, control.key) = (Some(own.clone()), Some(own));
-                control.authority = Some(place("ca.pem"));
+                control.authority = Some(place("trusted.pem"));
             }
-            if control.revocations.is_none() && control.authority == Some(place("ca.pem")) {
+            if control.revocations.is_none() && control.authority == Some(place("trusted.pem")) {
                 control.revocations = Some(place("revocations.pem"));
             }
             for (patterns, kind) in [(&mut control.donors, Kind::Donor), (&mut control.hosts, Kind::Host)] {
@@ -132,6 +148,7 @@ impl Issuance {
         }
         let issuance = Issuance {
             authority,
+            second,
             config: ca,
             directory,
             served: tls.certificate,
@@ -151,6 +168,11 @@ impl Issuance {
 
     fn place(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// The certificates of the authorities that ends must trust, in PEM.
+    pub(crate) fn trusted(&self) -> String {
+        trusted(&self.authority, self.second.as_ref())
     }
 
     /// Sets the writer that stores renewals.
@@ -225,6 +247,12 @@ impl Issuance {
         Ok((token, record))
     }
 
+    fn issued(&self, signed: &Signed, subject: &Subject, is_renewal: bool) -> Issued {
+        let (from, until) = (signed.validity.from, signed.validity.until);
+        let (authority, subject) = (Some(pin(self.authority.der())), subject.clone());
+        Issued { subject, from, until, is_renewal, revoked: None, authority, is_replaced: false }
+    }
+
     /// Signs a certificate for a token's holder, and stores its record together with the token's use. The inner error
     /// is a line for the joining machine.
     pub(crate) fn join(
@@ -251,7 +279,7 @@ impl Issuance {
             format!("token {}", token.id),
             format!("certificate {} for {subject} ({})", signed.serial, subject.names.join(", ")),
         );
-        let issued = Issued::of(&signed, &subject, false);
+        let issued = self.issued(&signed, &subject, false);
         let values = [(key, Some(json(&record))), (format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
         store.keep(&values, &[entry], now)?;
         Ok(Ok((subject, signed)))
@@ -279,10 +307,51 @@ impl Issuance {
             Err(not) => return Ok(Err(not.to_string())),
         };
         let what = format!("certificate {} for {subject} renews {serial}", signed.serial);
-        let issued = Issued::of(&signed, &subject, true);
+        let issued = self.issued(&signed, &subject, true);
         let values = [(format!("{CERTIFICATES}{}", signed.serial), Some(json(&issued)))];
         store.keep(&values, &[Entry::new("aquifer-fabricd", what)], now)?;
         Ok(Ok(signed))
+    }
+
+    /// Stores that the owner of a certificate has stored a newer one.
+    fn keep_replaced(&self, store: &mut ManagerStore, serial: &str, now: Millis) -> Result<(), ManagerStoreFailure> {
+        let key = format!("{CERTIFICATES}{serial}");
+        let Some(issued) = store.one::<Issued>(&key)? else { return Ok(()) };
+        store.keep(&[(key, Some(json(&Issued { is_replaced: true, ..issued })))], &[], now)?;
+        // A change that is over is an event.
+        let is_old = self.second.as_ref().is_some_and(|second| second.role == Role::Old);
+        if is_old && let Some(service) = self.service.get().and_then(Weak::upgrade) {
+            let all = store.all::<Issued>(CERTIFICATES)?;
+            if self.outstanding(&all, now).is_empty() {
+                service.shared.events.add(now, "AuthorityReplaced", "OK", NONE_IS_OLD.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The serial numbers of valid certificates that are not of the authority that signs, and whose owners are not
+    /// known to have a newer one. None before the authority changes.
+    pub(crate) fn outstanding(&self, all: &[(String, Issued)], now: Millis) -> BTreeSet<String> {
+        match self.second.as_ref().map(|second| second.role) {
+            Some(Role::Next) => BTreeSet::new(),
+            role => second::outstanding(all, &pin(self.authority.der()), role.is_some(), now),
+        }
+    }
+
+    /// What an operator must know about certificates of another authority than the one that signs: one line.
+    pub(crate) fn about_old(&self, store: &ManagerStore, now: Millis) -> Result<Option<String>, ManagerStoreFailure> {
+        let all = store.all::<Issued>(CERTIFICATES)?;
+        let owners = second::owners(&all, &self.outstanding(&all, now));
+        Ok(owners.map(|owners| match &self.second {
+            Some(_) => format!(
+                "these still have certificates of the old authority: {owners}; keep ca.old-certificate and ca.old-key \
+                 until they have connected and renewed them, or have joined again"
+            ),
+            None => format!(
+                "these have certificates of an authority that is not trusted here: {owners}; let them join again, or \
+                 name that authority and its key with ca.old-certificate and ca.old-key"
+            ),
+        }))
     }
 
     /// Stores that a certificate is revoked, and makes the new list.
@@ -362,7 +431,12 @@ impl Issuance {
         now: Millis,
     ) -> Result<(), String> {
         let number = now.0.max(self.number.load(Ordering::Relaxed) + 1);
-        let list = self.authority.revocations(&revoked, number, now).map_err(|not| not.to_string())?;
+        let mut text = String::new();
+        for authority in std::iter::once(&self.authority).chain(self.second.as_ref().map(|second| &second.authority)) {
+            let list = authority.revocations(&revoked, number, now).map_err(|not| not.to_string())?;
+            text.push_str(&list.list);
+        }
+        let list = Revocations { number, list: text.into() };
         write(&self.place("revocations.pem"), &list.list)?;
         // The lock orders the lists.
         self.number.store(number, Ordering::Relaxed);
@@ -370,6 +444,18 @@ impl Issuance {
         *kept = Some(Listed { list, revoked, validity });
         Ok(())
     }
+}
+
+/// The certificates of both authorities, the one that signs first.
+fn trusted(first: &Authority, second: Option<&Second>) -> String {
+    let mut text = String::new();
+    for pem in std::iter::once(first.pem()).chain(second.map(|second| second.authority.pem())) {
+        text.push_str(pem);
+        if !pem.ends_with('\n') {
+            text.push('\n');
+        }
+    }
+    text
 }
 
 /// The certificate of the authority in a directory; creates the authority if there is none. Writes the key first: a
@@ -397,7 +483,8 @@ pub(crate) struct Renewals(pub(crate) Arc<Issuance>);
 
 impl Issuer for Renewals {
     fn is_due(&self, certificate: &[u8]) -> bool {
-        facts(certificate).is_some_and(|facts| facts.validity.is_due(now()))
+        let is_old = |facts: &Facts| self.0.second.as_ref().is_some_and(|second| second.has_signed_old(facts));
+        facts(certificate).is_some_and(|facts| facts.validity.is_due(now()) || is_old(&facts))
     }
 
     fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>> {
@@ -413,6 +500,16 @@ impl Issuer for Renewals {
             let _ = service.post(Posted::Errand(Box::new(errand)));
         }
         receiver
+    }
+
+    fn replaced(&self, certificate: &[u8]) {
+        let Some(serial) = facts(certificate).map(|facts| facts.serial) else { return };
+        let issuance = Arc::clone(&self.0);
+        let errand = move |store: &mut ManagerStore| issuance.keep_replaced(store, &serial, now());
+        // If it is not stored, the certificate counts as in use until it expires.
+        if let Some(service) = self.0.service.get().and_then(Weak::upgrade) {
+            let _ = service.post(Posted::Errand(Box::new(errand)));
+        }
     }
 
     fn revocations(&self) -> Option<Revocations> {

@@ -88,6 +88,7 @@ impl Lead {
         let mut writer = Writer::start(Arc::clone(shared), store, tenure, peers, silent_ms, now())?;
         // Until this manager took the term, the previous one may have revoked more.
         read_list(service, &writer.store)?;
+        say_old(service, &writer.store)?;
         let sessions = Sessions::load(&writer.store, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.store, config.events.clone()).map_err(Stop::from)?;
@@ -177,6 +178,16 @@ impl Lead {
 fn read_list(service: &Service, store: &ManagerStore) -> Result<(), NotLed> {
     let Some(issuance) = &service.issuance else { return Ok(()) };
     issuance.read_list(store, now()).map_err(Stop::from)?.map_err(lasting)
+}
+
+/// Reports which ends have certificates of another authority.
+fn say_old(service: &Service, store: &ManagerStore) -> Result<(), NotLed> {
+    let Some(issuance) = &service.issuance else { return Ok(()) };
+    if let Some(line) = issuance.about_old(store, now()).map_err(Stop::from)? {
+        eprintln!("aquifer-fabricd: {line}");
+        service.shared.events.add(now(), "OldCertificates", "Warning", line);
+    }
+    Ok(())
 }
 
 /// Opens the peers. Returns the address of the control port, if there is one.
@@ -316,8 +327,15 @@ mod tests {
         let place = directory.join("state.redb");
         let open = || Box::new(EmbeddedStore::open(&place).expect("ours"));
         let subject = Subject::new(Kind::Donor, "d1", "pool.internal", &[]).expect("a subject");
-        let revoked =
-            Issued { subject, from: Millis(0), until: Millis(u64::MAX), is_renewal: false, revoked: Some(now()) };
+        let revoked = Issued {
+            subject,
+            from: Millis(0),
+            until: Millis(u64::MAX),
+            is_renewal: false,
+            revoked: Some(now()),
+            authority: None,
+            is_replaced: false,
+        };
         let (mut store, _) = ManagerStore::open(open(), CrashPoint::default()).expect("it is empty");
         let value = (format!("{CERTIFICATES}0a"), Some(json(&revoked)));
         store.keep(&[value], &[], now()).unwrap_or_else(|failure| panic!("{failure}"));

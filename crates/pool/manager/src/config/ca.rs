@@ -28,6 +28,18 @@ pub struct CaConfig {
     /// Its private key, as PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
+    /// The authority that will replace it, as PEM: trusted already, but signs no certificate yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_certificate: Option<PathBuf>,
+    /// Its private key, as PEM, for its list of revoked certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_key: Option<PathBuf>,
+    /// The authority that it has replaced, as PEM: still trusted, but signs no certificate any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old_certificate: Option<PathBuf>,
+    /// Its private key, as PEM, for its list of revoked certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old_key: Option<PathBuf>,
     /// Maximum number of join requests from one address in a minute.
     pub joins_per_minute: u32,
 }
@@ -41,6 +53,10 @@ impl Default for CaConfig {
             days: 90,
             certificate: None,
             key: None,
+            next_certificate: None,
+            next_key: None,
+            old_certificate: None,
+            old_key: None,
             joins_per_minute: 30,
         }
     }
@@ -57,6 +73,18 @@ impl CaConfig {
         self.subject()?;
         within("ca.days", u64::from(self.days), 1, u64::from(DAYS_MAX))?;
         within("ca.joins-per-minute", u64::from(self.joins_per_minute), 1, 10_000)?;
+        if self.next_certificate.is_some() != self.next_key.is_some() {
+            return refuse("ca.next-certificate and ca.next-key belong together; write both, or neither");
+        }
+        if self.old_certificate.is_some() != self.old_key.is_some() {
+            return refuse("ca.old-certificate and ca.old-key belong together; write both, or neither");
+        }
+        if self.next_certificate.is_some() && self.old_certificate.is_some() {
+            return refuse(
+                "ca.next-certificate and ca.old-certificate are both set; finish one change of the authority before the \
+                 next",
+            );
+        }
         match (&self.certificate, &self.key) {
             (Some(_), Some(_)) => Ok(()),
             (None, None) if is_shared => refuse(

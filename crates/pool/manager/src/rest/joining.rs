@@ -3,6 +3,8 @@
 
 //! Join tokens, the requests of joining machines, and the certificates that they received.
 
+use std::collections::BTreeSet;
+
 use aquifer_authority::{EXPIRES_SECONDS_MAX, JoinToken, Kind, Subject, TokenRecord, USES_MAX};
 use aquifer_fabric::Millis;
 use serde_json::{Value, json};
@@ -127,7 +129,7 @@ pub(super) fn join(call: &Call<'_>) -> Result<Answer, Problem> {
         .parse()
         .map_err(|not: aquifer_authority::NotAToken| denied(&not.to_string()))?;
     let request = call.text("CertificateSigningRequest").unwrap_or_default().to_owned();
-    let (authority, list) = (issuance.authority.pem().to_owned(), issuance.current_list());
+    let (authority, list) = (issuance.trusted(), issuance.current_list());
     let joined = call.service.errand(move |store| issuance.join(store, &token, &request, now()))?;
     let (subject, signed) = joined.map_err(|why| denied(&why))?;
     Ok(Answer::of(
@@ -146,21 +148,31 @@ fn is_digits(text: &str) -> bool {
     text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn certificate_body(serial: &str, issued: &Issued) -> Value {
+fn certificate_body(serial: &str, issued: &Issued, outstanding: &BTreeSet<String>) -> Value {
     let path = format!("{CERTIFICATES_PATH}/{serial}");
     json!({
         "@odata.id": path, "@odata.type": "#AquiferCertificate.v1_0_0.AquiferCertificate",
         "Id": serial, "Name": "Certificate", "SerialNumber": serial, "Kind": issued.subject.kind.word(),
         "EndName": issued.subject.name, "Names": issued.subject.names, "ValidNotBefore": date(issued.from),
         "ValidNotAfter": date(issued.until), "IsRenewal": issued.is_renewal, "Revoked": issued.revoked.map(date),
+        "IsOfOldAuthority": outstanding.contains(serial),
         "Actions": { "#AquiferCertificate.Revoke": { "target": format!("{path}/Actions/AquiferCertificate.Revoke") } },
     })
+}
+
+/// The certificates that must be renewed before the old authority is dropped.
+fn outstanding(call: &Call<'_>, all: &[(String, Issued)]) -> BTreeSet<String> {
+    call.service.issuance.as_ref().map(|issuance| issuance.outstanding(all, now())).unwrap_or_default()
 }
 
 pub(super) fn certificates(call: &Call<'_>) -> Result<Answer, Problem> {
     let all = call.service.errand(|store| store.all::<Issued>(CERTIFICATES))?;
     let ids: Vec<String> = all.iter().map(|(serial, _)| serial.clone()).collect();
-    let body = |id: &str| all.iter().find(|(found, _)| found == id).map(|(id, issued)| certificate_body(id, issued));
+    let old = outstanding(call, &all);
+    let body = |id: &str| {
+        let found = all.iter().find(|(found, _)| found == id);
+        found.map(|(id, issued)| certificate_body(id, issued, &old))
+    };
     let body = collection(CERTIFICATES_PATH, "AquiferCertificateCollection", "Certificates", &call.query, &ids, body);
     Ok(Answer::of(200, body))
 }
@@ -168,7 +180,8 @@ pub(super) fn certificates(call: &Call<'_>) -> Result<Answer, Problem> {
 pub(super) fn certificate(call: &Call<'_>) -> Result<Answer, Problem> {
     let all = call.service.errand(|store| store.all::<Issued>(CERTIFICATES))?;
     let found = all.iter().find(|(serial, _)| serial == call.name());
-    let found = found.map(|(serial, issued)| Answer::of(200, certificate_body(serial, issued)));
+    let old = outstanding(call, &all);
+    let found = found.map(|(serial, issued)| Answer::of(200, certificate_body(serial, issued, &old)));
     found.ok_or_else(|| Problem::not_found(call.path))
 }
 

@@ -14,8 +14,9 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 27] = [
+const MESSAGES: [(&str, &str, &str, &str); 29] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
+    ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
     ("DeliveryFailed", "Warning", "A listener did not take events.", "Check it, then resume its subscription."),
     ("DeviceError", "Warning", "A device reports an error.", "Look at the device."),
@@ -26,6 +27,7 @@ const MESSAGES: [(&str, &str, &str, &str); 27] = [
     ("Leads", "OK", "This manager leads.", "None."),
     ("NotApplied", "Warning", "The declaration cannot be applied.", "Change it as the message says."),
     ("NotRecorded", "Warning", "A registration was not stored.", "Register fewer ends at a time."),
+    ("OldCertificates", "Warning", "Ends have certificates of another authority.", "Do what the message says."),
     ("OperationAborted", "Warning", "A background operation of a switch was aborted.", "None; it is tried again."),
     ("PeerAnswers", "OK", "A donor, a host or a device answers again.", "None."),
     ("PeerSilent", "Warning", "A donor, a host or a device does not answer.", "Look at it and at the network."),
