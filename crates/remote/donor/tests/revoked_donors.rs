@@ -276,7 +276,7 @@ fn a_donor_that_is_revoked_while_a_program_runs_is_not_connected_to_again() {
     }
 }
 
-/// Whoever has the stolen key may be at the other end of a connection that is open.
+/// Anyone who has the stolen key may be at the other end of a connection that is open.
 #[test]
 fn open_connections_to_a_donor_that_is_revoked_are_ended() {
     let site = Site::new(&[]);
