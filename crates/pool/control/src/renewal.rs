@@ -127,6 +127,8 @@ fn unwritable(path: &Path, error: &io::Error) -> Refused {
 mod tests {
     use super::*;
 
+    const NOBODY: u32 = 65_534;
+
     #[test]
     fn a_replaced_file_has_the_rights_of_the_old_one() {
         let directory = std::env::temp_dir().join(format!("aquifer-readable-{}", std::process::id()));
@@ -142,7 +144,17 @@ mod tests {
         replace_readable(&path, "two").unwrap();
         assert_eq!((fs::read_to_string(&path).unwrap().as_str(), mode()), ("two", 0o640));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+        // Needs root, to give a file to another user.
+        if chown(&path, Some(NOBODY), None).is_ok() {
+            replace_readable(&path, "three").unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().uid(), NOBODY, "its owner goes on keeping it");
+        }
         assert!(replace_readable(&directory.join("missing/list.pem"), "one").is_err());
+        fs::create_dir(directory.join("taken")).unwrap();
+        assert!(replace_readable(&directory.join("taken"), "one").is_err(), "no file replaces a directory");
+        let mut left: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["list.pem", "taken"]);
         fs::remove_dir_all(&directory).unwrap();
     }
 }

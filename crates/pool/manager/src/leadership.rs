@@ -215,6 +215,24 @@ fn open_peers(
     }
 }
 
+/// Leads in a store until it cannot. Afterwards this manager hands out no list of revoked certificates.
+fn lead_once(
+    config: &Config,
+    store: Box<dyn StateStore>,
+    tenure: Tenure,
+    service: &Service,
+    notify: &Notify,
+) -> NotLed {
+    let ended = match Lead::begin(config, store, tenure, service) {
+        Ok(lead) => NotLed::from(lead.serve(Lead::take_orders(service), service, notify)),
+        Err(not) => not,
+    };
+    if let Some(issuance) = &service.issuance {
+        issuance.forget_list();
+    }
+    ended
+}
+
 /// The candidate that stands by for the leadership in etcd.
 pub(crate) struct Candidate {
     election: Election,
@@ -234,16 +252,10 @@ impl Candidate {
     pub(crate) fn serve(&self, config: &Config, service: &Service, notify: &Notify) -> String {
         loop {
             let Some(keeper) = self.stand_by(service, notify) else { return Stop::Ended.to_string() };
-            let led = EtcdStore::open(&self.etcd.settings())
-                .map_err(|failure| NotLed::from(Stop::Store(failure.into())))
-                .and_then(|store| Lead::begin(config, Box::new(store), keeper.tenure.clone(), service));
-            let ended = match led {
-                Ok(lead) => NotLed::from(lead.serve(Lead::take_orders(service), service, notify)),
-                Err(not) => not,
+            let ended = match EtcdStore::open(&self.etcd.settings()) {
+                Ok(store) => lead_once(config, Box::new(store), keeper.tenure.clone(), service, notify),
+                Err(failure) => NotLed::from(Stop::Store(failure.into())),
             };
-            if let Some(issuance) = &service.issuance {
-                issuance.forget_list();
-            }
             // The next leader need not wait for the lease.
             drop(keeper);
             if !ended.may_pass {
@@ -294,40 +306,55 @@ pub(crate) fn make_directory(directory: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::path::PathBuf;
     use std::sync::Mutex;
 
     use aquifer_authority::{Kind, Subject};
     use aquifer_fabric::Millis;
-    use aquifer_state_store::EmbeddedStore;
+    use aquifer_state_store::{Entry, Key, MemoryStore, NotCommitted, StoreFailure, Transaction};
 
     use crate::issuance::{CERTIFICATES, Issuance, Issued};
     use crate::manager_store::json;
 
-    /// The first to connect after a failover gets the list at once: an older one would admit those whose
-    /// certificates were revoked since.
-    #[test]
-    fn the_list_is_read_from_the_store_before_the_control_port_is_opened() {
-        let directory = std::env::temp_dir().join(format!("aquifer-list-first-{}", std::process::id()));
-        make_directory(&directory).expect("ours");
-        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let listen = taken.local_addr().expect("a port");
-        let text =
-            format!("state = {directory:?}\n[peers]\nkind = \"registered\"\n[ca]\n[control]\nlisten = \"{listen}\"\n");
-        let mut config = Config::parse(&text).expect("enough");
-        let issuance = Issuance::open(&mut config).expect("usable").map(Arc::new);
-        let service = Service {
-            shared: Arc::default(),
-            sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
-            position: Position::Standby { leader: None }.into(),
-            directory: directory.clone(),
-            console: Default::default(),
-            issuance: issuance.clone(),
-            is_ending: false.into(),
-        };
-        let place = directory.join("state.redb");
-        let open = || Box::new(EmbeddedStore::open(&place).expect("ours"));
+    /// A manager with an authority that does not lead yet.
+    struct Standby {
+        directory: PathBuf,
+        config: Config,
+        service: Service,
+        issuance: Arc<Issuance>,
+    }
+
+    impl Standby {
+        fn new(name: &str, peers: &str) -> Standby {
+            let directory = std::env::temp_dir().join(format!("aquifer-{name}-{}", std::process::id()));
+            make_directory(&directory).expect("ours");
+            let text = format!("state = {directory:?}\n[ca]\n{peers}");
+            let mut config = Config::parse(&text).expect("enough");
+            let issuance = Issuance::open(&mut config).expect("usable").map(Arc::new).expect("there is one");
+            let service = Service {
+                shared: Arc::default(),
+                sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
+                position: Position::Standby { leader: None }.into(),
+                directory: directory.clone(),
+                console: Default::default(),
+                issuance: Some(Arc::clone(&issuance)),
+                is_ending: false.into(),
+            };
+            Standby { directory, config, service, issuance }
+        }
+
+        fn finish(self) {
+            std::fs::remove_dir_all(&self.directory).expect("ours");
+        }
+    }
+
+    fn key(serial: &str) -> Key {
+        Key::new(format!("{CERTIFICATES}{serial}")).expect("it is plain")
+    }
+
+    fn revoked() -> Vec<u8> {
         let subject = Subject::new(Kind::Donor, "d1", "pool.internal", &[]).expect("a subject");
-        let revoked = Issued {
+        json(&Issued {
             subject,
             from: Millis(0),
             until: Millis(u64::MAX),
@@ -335,15 +362,83 @@ mod tests {
             revoked: Some(now()),
             authority: None,
             is_replaced: false,
-        };
-        let (mut store, _) = ManagerStore::open(open(), CrashPoint::default()).expect("it is empty");
-        let value = (format!("{CERTIFICATES}0a"), Some(json(&revoked)));
-        store.keep(&[value], &[], now()).unwrap_or_else(|failure| panic!("{failure}"));
-        drop(store);
-        let led = Lead::begin(&config, open(), Tenure::ForEver, &service);
+        })
+    }
+
+    /// A store with one revoked certificate.
+    fn store() -> MemoryStore {
+        let mut store = MemoryStore::default();
+        store.commit(&Transaction::new().put(key("0a"), revoked())).expect("it is empty");
+        store
+    }
+
+    /// A store in which the previous leader revokes another certificate before it is deposed.
+    struct Overtaken {
+        store: MemoryStore,
+        has_revoked: bool,
+    }
+
+    impl StateStore for Overtaken {
+        fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure> {
+            self.store.read(key)
+        }
+
+        fn scan(&self, prefix: &str, after: Option<&Key>) -> Result<Vec<(Key, Entry)>, StoreFailure> {
+            self.store.scan(prefix, after)
+        }
+
+        fn commit(&mut self, transaction: &Transaction) -> Result<u64, NotCommitted> {
+            // The first commit takes the term.
+            if !std::mem::replace(&mut self.has_revoked, true) {
+                self.store.commit(&Transaction::new().put(key("0b"), revoked()))?;
+            }
+            self.store.commit(transaction)
+        }
+    }
+
+    /// The first to connect after a failover gets the list at once: an older one would admit those whose
+    /// certificates were revoked since.
+    #[test]
+    fn the_list_is_read_from_the_store_before_the_control_port_is_opened() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let listen = taken.local_addr().expect("a port");
+        let peers = format!("[peers]\nkind = \"registered\"\n[control]\nlisten = \"{listen}\"\n");
+        let standby = Standby::new("list-first", &peers);
+        let led = Lead::begin(&standby.config, Box::new(store()), Tenure::ForEver, &standby.service);
         let line = led.err().expect("the port is taken").line;
         assert!(line.contains(&listen.to_string()), "{line}");
-        assert_eq!(issuance.expect("there is one").listed_serials(), ["0a"]);
-        std::fs::remove_dir_all(&directory).expect("ours");
+        assert_eq!(standby.issuance.listed_serials(), ["0a"]);
+        standby.finish();
+    }
+
+    /// Until it is deposed, the previous leader may revoke more.
+    #[test]
+    fn the_list_is_read_again_once_the_term_is_taken() {
+        let standby = Standby::new("list-again", "[peers]\nkind = \"simulated\"\n");
+        let store = Overtaken { store: store(), has_revoked: false };
+        let led = Lead::begin(&standby.config, Box::new(store), Tenure::ForEver, &standby.service);
+        assert!(led.is_ok(), "{:?}", led.err().map(|not| not.line));
+        assert_eq!(standby.issuance.listed_serials(), ["0a", "0b"]);
+        standby.finish();
+    }
+
+    /// Another manager may revoke more from now on, and this one's list would be signed again when it is due.
+    #[test]
+    fn a_manager_that_leads_no_longer_forgets_its_list() {
+        let standby = Standby::new("list-forgotten", "[peers]\nkind = \"simulated\"\n");
+        standby.service.end();
+        let Standby { config, service, .. } = &standby;
+        let notify = Notify::from_environment();
+        let ended = lead_once(config, Box::new(store()), Tenure::ForEver, service, &notify);
+        assert_eq!(ended.line, Stop::Ended.to_string());
+        let file = std::fs::read_to_string(standby.directory.join("ca/revocations.pem"));
+        assert!(file.is_ok_and(|file| file.contains("X509 CRL")), "it had one");
+        assert_eq!((standby.issuance.listed_serials(), standby.issuance.current_list()), (vec![], None));
+        // Nor does it keep one if it cannot lead.
+        let broken = store();
+        broken.fail_after(Some(12));
+        lead_once(config, Box::new(broken), Tenure::ForEver, service, &notify);
+        assert_eq!(standby.issuance.current_list(), None);
+        standby.finish();
     }
 }

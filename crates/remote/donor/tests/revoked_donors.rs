@@ -18,8 +18,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aquifer_donor::{Address, Donor, Files, Security, Settings};
 use aquifer_tiers::conformance::frames;
-use aquifer_tiers::{OpenFailure, Tier, TierFailure, TierSpec, open};
-use aquifer_wire::Refusal;
+use aquifer_tiers::{OpenFailure, Operation, Request, Tier, TierFailure, TierQueue, TierSpec, Wait, open};
+use aquifer_wire::{Figure, Refusal};
 use certificates::{Authority, options, replace_text, write};
 use detour::{Detour, Order};
 use peer::{settings, start, wait_until};
@@ -92,6 +92,22 @@ fn read_version(tier: &dyn Tier, version: u64) -> Result<(), TierFailure> {
     }
     frames::give_back(frame);
     read
+}
+
+/// As a worker reads: over a connection of its own.
+fn read_by(queue: &mut dyn TierQueue) -> Result<(), TierFailure> {
+    let request = Request { operation: Operation::Read, offset: 0, buffer: frames::frame(16, 0xee), tag: 0 };
+    assert!(queue.submit(request).is_ok(), "it has room");
+    queue.kick().unwrap();
+    let (begun, mut outcome) = (Instant::now(), None);
+    while outcome.is_none() {
+        assert!(begun.elapsed() < TIMEOUT, "no completion");
+        queue.complete(Wait::ForOne, 1, &mut |completion| {
+            frames::give_back(completion.buffer);
+            outcome = Some(completion.outcome);
+        });
+    }
+    outcome.expect("the loop looks")
 }
 
 /// One turn of upkeep, which the pager makes at least every two seconds. Returns what it says.
@@ -247,9 +263,7 @@ fn a_donor_that_is_revoked_while_a_program_runs_is_not_connected_to_again() {
     assert!(detour.is_done(), "the connection is a new one");
     site.revoke(&[DONOR]);
     assert_eq!(turn(&*tier), [""; 0]);
-    read_version(&*tier, 1).expect("a connection from before goes on");
     let before = peer::refused(&site.donor, Refusal::Distrusted);
-    detour.order(Order::CutRequest);
     assert_eq!(read_version(&*tier, 1).unwrap_err().errno(), Some(EKEYREVOKED));
     assert_eq!(write_version(&*tier, 2).unwrap_err().errno(), Some(EKEYREVOKED));
     wait_until(&site.donor, |status| status.refused(Refusal::Distrusted) > before);
@@ -260,6 +274,92 @@ fn a_donor_that_is_revoked_while_a_program_runs_is_not_connected_to_again() {
     while let Err(failure) = read_version(&*tier, 1) {
         assert!(begun.elapsed() < TIMEOUT, "{failure}");
     }
+}
+
+/// Anyone who has the stolen key may be at the other end of a connection that is open.
+#[test]
+fn open_connections_to_a_donor_that_is_revoked_are_ended() {
+    let site = Site::new(&[]);
+    let tier = site.open_at(site.donor.address()).unwrap();
+    write_version(&*tier, 1).unwrap();
+    let mut queue = tier.open_queue(4).unwrap();
+    read_by(&mut *queue).unwrap();
+    let connections = || peer::figure(&site.donor, Figure::Connections);
+    assert_eq!(connections(), 2, "one for demand, and the queue's");
+    // A list that names others changes nothing.
+    site.revoke(&[77]);
+    let total = peer::figure(&site.donor, Figure::ConnectionsTotal);
+    assert_eq!(turn(&*tier), [""; 0]);
+    read_version(&*tier, 1).unwrap();
+    read_by(&mut *queue).unwrap();
+    assert_eq!(peer::figure(&site.donor, Figure::ConnectionsTotal), total);
+    site.revoke(&[77, DONOR]);
+    assert_eq!(turn(&*tier), [""; 0]);
+    // That for demand ends at once; a queue's belongs to its worker, and ends before the next request.
+    wait_until(&site.donor, |status| status.figure(Figure::Connections) == 1);
+    assert_eq!(read_by(&mut *queue).unwrap_err().errno(), Some(EKEYREVOKED));
+    wait_until(&site.donor, |status| status.figure(Figure::Connections) == 0);
+    assert_eq!(write_version(&*tier, 2).unwrap_err().errno(), Some(EKEYREVOKED));
+}
+
+/// The worker always has a request in flight, so its connection is never idle.
+#[test]
+fn a_busy_queue_sends_nothing_more_to_a_donor_that_is_revoked() {
+    let site = Site::new(&[]);
+    let tier = site.open_at(site.donor.address()).unwrap();
+    write_version(&*tier, 1).unwrap();
+    let mut queue = tier.open_queue(4).unwrap();
+    read_by(&mut *queue).unwrap();
+    let submit = |queue: &mut dyn TierQueue, tag| {
+        let request = Request { operation: Operation::Read, offset: 0, buffer: frames::frame(16, 0xee), tag };
+        assert!(queue.submit(request).is_ok(), "it has room");
+        queue.kick().unwrap();
+    };
+    submit(&mut *queue, 1);
+    site.revoke(&[DONOR]);
+    assert_eq!(turn(&*tier), [""; 0]);
+    submit(&mut *queue, 2);
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 2 {
+        queue.complete(Wait::ForOne, 2, &mut |completion| {
+            frames::give_back(completion.buffer);
+            outcomes.push((completion.tag, completion.outcome.map_err(|failure| failure.errno())));
+        });
+    }
+    assert!(outcomes.contains(&(2, Err(Some(EKEYREVOKED)))), "{outcomes:?}");
+    wait_until(&site.donor, |status| status.figure(Figure::Connections) == 0);
+}
+
+/// "It does not answer" sent people to look at the network.
+#[test]
+fn an_array_says_that_a_member_is_lost_because_it_is_revoked() {
+    let site = Site::new(&[]);
+    let good = site.authority.sign_numbered("127.0.0.1", 9, &site.authority);
+    let (other, _) = start(Settings { security: Security::Tls(good), ..settings(4) });
+    let (one, list) = (site.donor.address(), site.list.display());
+    let spec = format!("donor:{one}+{}{},crl={list},mirror=2", other.address(), options(&site.borrower));
+    let tier = open(&spec.parse::<TierSpec>().unwrap()).unwrap();
+    write_version(&*tier, 1).unwrap();
+    assert_eq!(turn(&*tier), [""; 0]);
+    site.revoke(&[DONOR]);
+    let (begun, mut said) = (Instant::now(), Vec::new());
+    while said.is_empty() {
+        assert!(begun.elapsed() < TIMEOUT, "it says nothing");
+        read_version(&*tier, 1).expect("the other one has it");
+        std::thread::sleep(Duration::from_millis(50));
+        said = turn(&*tier);
+    }
+    let line = format!("the donor at {one} is not used any more: its certificate was revoked, says the list in crl=");
+    assert!(said.len() == 1 && said[0].starts_with(&line), "{said:?}");
+    assert!(said[0].contains("; others have that, and get it; borrow from another donor"), "{said:?}");
+    wait_until(&site.donor, |status| status.figure(Figure::Connections) == 0);
+    site.revoke(&[]);
+    while said.len() == 1 {
+        assert!(begun.elapsed() < TIMEOUT, "it does not come back");
+        std::thread::sleep(Duration::from_millis(50));
+        said.extend(turn(&*tier));
+    }
+    assert_eq!(said[1], format!("the donor at {one} is back"));
 }
 
 /// Lists are short-lived, and a new one may be late: the program says so, and keeps its memory.

@@ -8,16 +8,17 @@
 //! protocol is recognised by its first bytes.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use rustls::ClientConnection;
 use rustls::pki_types::{ServerName, UnixTime};
-use rustls::{ClientConfig, ClientConnection};
 
 use crate::distrust::Distrust;
-use crate::files::{BorrowerFiles, CredentialFailure, File, Purpose};
+use crate::files::{BorrowerFiles, BorrowerSide, CredentialFailure, File, Purpose};
 use crate::records::{Opening, RECORD_BYTES_MAX, RECORD_HEAD_BYTES, Sealing};
 use crate::renewal::{Replaceable, Seen};
+use crate::revocations::Mark;
 
 /// Maximum number of records in a donor's part of a handshake: usually five, and each certificate of a long chain may
 /// be one more.
@@ -52,12 +53,19 @@ pub struct Protection {
     pub sealing: Sealing,
     /// For received records.
     pub opening: Opening,
+    /// The donor's certificate.
+    donor: Option<Mark>,
+    /// The count of changes of the files when this certificate was last looked up, and whether it was revoked.
+    looked_up_at: u64,
+    is_revoked: bool,
 }
 
 /// A borrower's credentials, and the donor that it trusts. The credentials follow their files, as often as somebody
 /// calls [`refresh`](Self::refresh).
 pub struct Borrower {
-    config: Replaceable<ClientConfig>,
+    side: Replaceable<BorrowerSide>,
+    /// Counts the changes of the files.
+    changes: AtomicU64,
     name: ServerName<'static>,
     /// With absolute paths: the program may change its directory.
     files: BorrowerFiles,
@@ -80,31 +88,51 @@ impl Borrower {
     pub fn new(files: &BorrowerFiles, name: ServerName<'static>) -> Result<Borrower, CredentialFailure> {
         // Before they are read: what changes meanwhile will look different the next time.
         let seen = Seen::new(files.look());
-        let (config, valid_until) = files.load()?;
-        let (config, files) = (Replaceable::new(config), files.absolute());
-        let lists_valid_until = AtomicU64::new(valid_until);
-        Ok(Borrower { config, name, files, seen, lists_valid_until, failure: Mutex::new(None) })
+        let side = files.load()?;
+        let (lists_valid_until, changes) = (AtomicU64::new(side.valid_until), AtomicU64::new(0));
+        let (side, files) = (Replaceable::new(Arc::new(side)), files.absolute());
+        Ok(Borrower { side, changes, name, files, seen, lists_valid_until, failure: Mutex::new(None) })
     }
 
     /// Reads the files again if they have changed; new connections use what was read. If the files cannot be used, or
     /// the lists have expired meanwhile, connections are made with the previous contents until that is corrected.
-    /// Called by one thread at a time. May allocate, and reads files.
-    pub fn refresh(&self) {
+    /// Returns whether other contents are in use now. Called by one thread at a time. May allocate, and reads files.
+    pub fn refresh(&self) -> bool {
         let look = self.files.look();
         if self.seen.is_used(look) {
-            return self.check_lists(UnixTime::now().as_secs());
+            self.check_lists(UnixTime::now().as_secs());
+            return false;
         }
         match self.files.load() {
-            Ok((config, valid_until)) => {
+            Ok(side) => {
+                let valid_until = side.valid_until;
                 // Without a free slot, the next call tries again.
-                if self.config.replace(config) {
+                let is_replaced = self.side.replace(Arc::new(side));
+                if is_replaced {
                     self.seen.use_it(look);
                     self.lists_valid_until.store(valid_until, Ordering::Relaxed);
+                    // Release pairs with the Acquire in `has_revoked`, which then finds the new lists.
+                    self.changes.fetch_add(1, Ordering::Release);
                 }
+                return is_replaced;
             }
             Err(failure) if self.seen.fail(look) => self.fail(failure),
             Err(_) => {}
         }
+        false
+    }
+
+    /// Whether the certificate that the donor of a connection has shown is revoked now. Looks it up only if the files
+    /// have changed since the last call. Allocates nothing.
+    pub fn has_revoked(&self, connection: &mut Protection) -> bool {
+        let changes = self.changes.load(Ordering::Acquire);
+        if connection.looked_up_at != changes
+            && let Some(side) = self.side.present()
+        {
+            connection.looked_up_at = changes;
+            connection.is_revoked = connection.donor.is_some_and(|donor| side.revoked.binary_search(&donor).is_ok());
+        }
+        connection.is_revoked
     }
 
     /// Reports once that lists in use have expired. They are used further: without its donors, the program would end.
@@ -136,8 +164,10 @@ impl Borrower {
     pub fn shake_hands<P: Pipe>(&self, pipe: &mut P) -> Result<Protection, ShakeFailure<P::Failure>> {
         let distrust = |error: rustls::Error| ShakeFailure::Distrust(Distrust::of_borrower(&error));
         let no_handshake = || ShakeFailure::Distrust(Distrust::NoHandshake);
-        let config = self.config.present().ok_or_else(no_handshake)?;
-        let mut session = ClientConnection::new(config, self.name.clone()).map_err(distrust)?;
+        // Before the lists are read: if they change meanwhile, the certificate is looked up again.
+        let looked_up_at = self.changes.load(Ordering::Acquire);
+        let side = self.side.present().ok_or_else(no_handshake)?;
+        let mut session = ClientConnection::new(Arc::clone(&side.config), self.name.clone()).map_err(distrust)?;
         let mut record = vec![0; RECORD_BYTES_MAX];
         let mut records = 0;
         loop {
@@ -160,10 +190,14 @@ impl Borrower {
                 }
             }
         }
+        let shown = session.peer_certificates().and_then(|chain| chain.first());
+        let donor = shown.and_then(|certificate| Mark::of_certificate(certificate));
         let secrets = session.dangerous_extract_secrets().map_err(distrust)?;
         let (sealing, opening) = (Sealing::new(&secrets.tx.1, secrets.tx.0), Opening::new(&secrets.rx.1, secrets.rx.0));
         match (sealing, opening) {
-            (Some(sealing), Some(opening)) => Ok(Protection { sealing, opening }),
+            (Some(sealing), Some(opening)) => {
+                Ok(Protection { sealing, opening, donor, looked_up_at, is_revoked: false })
+            }
             _ => Err(no_handshake()),
         }
     }

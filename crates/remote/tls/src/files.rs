@@ -6,7 +6,7 @@
 
 use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
-use std::{fmt, io};
+use std::{fmt, io, mem};
 
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
@@ -19,7 +19,7 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 
 use crate::donor_side::DonorSide;
-use crate::revocations::{Revocations, lists};
+use crate::revocations::{Mark, Revocations, lists};
 use crate::{CONTROL_PROTOCOL, PROTOCOL, renewal};
 
 /// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
@@ -191,6 +191,16 @@ impl From<Files> for BorrowerFiles {
     }
 }
 
+/// What a borrower's files say.
+pub(crate) struct BorrowerSide {
+    /// The configuration of handshakes.
+    pub(crate) config: Arc<ClientConfig>,
+    /// The revoked certificates, in order.
+    pub(crate) revoked: Vec<Mark>,
+    /// When the first list expires, in seconds since 1970.
+    pub(crate) valid_until: u64,
+}
+
 impl BorrowerFiles {
     /// What identifies the contents of the files without reading them.
     pub(crate) fn look(&self) -> u64 {
@@ -206,8 +216,8 @@ impl BorrowerFiles {
         BorrowerFiles { identity, crl: self.crl.as_ref().map(absolute) }
     }
 
-    /// Reads the files: the configuration of handshakes, and until when the lists are valid.
-    pub(crate) fn load(&self) -> Result<(Arc<ClientConfig>, u64), CredentialFailure> {
+    /// Reads the files.
+    pub(crate) fn load(&self) -> Result<BorrowerSide, CredentialFailure> {
         self.identity.load().and_then(|credentials| credentials.for_borrower(self.crl.as_deref()))
     }
 }
@@ -302,15 +312,15 @@ impl Credentials {
         Ok(DonorSide::new(config, verifier))
     }
 
-    /// The configuration of a borrower's handshakes, and until when its lists are valid, in seconds since 1970. `crl`
-    /// is a file with lists of revoked certificates.
-    pub(crate) fn for_borrower(self, crl: Option<&Path>) -> Result<(Arc<ClientConfig>, u64), CredentialFailure> {
+    /// A borrower's end. `crl` is a file with lists of revoked certificates.
+    pub(crate) fn for_borrower(self, crl: Option<&Path>) -> Result<BorrowerSide, CredentialFailure> {
         let load = |path: &Path| Revocations::load(path, &self.roots, &self.files.ca, &provider());
-        let revocations = crl.map(load).transpose()?;
+        let mut revocations = crl.map(load).transpose()?;
         let valid_until = revocations.as_ref().map_or(u64::MAX, |revocations| revocations.valid_until);
+        let revoked = revocations.as_mut().map(|revocations| mem::take(&mut revocations.revoked)).unwrap_or_default();
         let mut config = self.for_client(PROTOCOL, revocations)?;
         config.enable_secret_extraction = true;
-        Ok((Arc::new(config), valid_until))
+        Ok(BorrowerSide { config: Arc::new(config), revoked, valid_until })
     }
 
     /// The configuration of a donor's or an agent's sessions with a fabric manager.

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use ring::digest::{Context, SHA256};
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
@@ -20,8 +21,11 @@ use rustls::{CertRevocationListError, RootCertStore};
 use crate::der::{BIT_STRING, Der, GENERALIZED_TIME, INTEGER, SEQUENCE, UTC_TIME};
 use crate::files::{CredentialFailure, File, Purpose, read};
 
-/// The tag of a list's extensions.
+/// The tag of a list's extensions, and of a certificate's version.
 const EXTENSIONS: u8 = 0xa0;
+const VERSION: u8 = 0xa0;
+/// The length of a [`Mark`]. A choice: nobody finds two certificates with one mark.
+const MARK_BYTES: usize = 16;
 /// UTCTime has two digits for the year: from this one on, they are of the last century.
 const YEARS_FROM: i64 = 50;
 
@@ -62,11 +66,40 @@ fn issuer_of<'a>(fields: &mut Der<'a>) -> Option<&'a [u8]> {
     fields.take(SEQUENCE)
 }
 
+/// Identifies a certificate on lists: a hash of its authority's name and its serial number. Looking a mark up
+/// allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mark([u8; MARK_BYTES]);
+
+impl Mark {
+    fn new(issuer: &[u8], serial: &[u8]) -> Mark {
+        let mut hash = Context::new(&SHA256);
+        hash.update(&(issuer.len() as u64).to_be_bytes());
+        hash.update(issuer);
+        hash.update(serial);
+        let mut mark = [0; MARK_BYTES];
+        mark.copy_from_slice(&hash.finish().as_ref()[..MARK_BYTES]);
+        Mark(mark)
+    }
+
+    /// The mark of a certificate that rustls has accepted. `None` if it cannot be read here.
+    pub(crate) fn of_certificate(certificate: &[u8]) -> Option<Mark> {
+        let mut fields = Der(Der(Der(certificate).take(SEQUENCE)?).take(SEQUENCE)?);
+        fields.skip(VERSION);
+        let serial = fields.take(INTEGER)?;
+        // The algorithm.
+        fields.take(SEQUENCE)?;
+        Some(Mark::new(fields.take(SEQUENCE)?, serial))
+    }
+}
+
 /// Lists that can be used.
 #[derive(Debug)]
 pub(crate) struct Revocations {
     file: File,
     lists: Vec<CertificateRevocationListDer<'static>>,
+    /// The revoked certificates, in order.
+    pub(crate) revoked: Vec<Mark>,
     /// The first instant at which one of them has expired, in seconds since 1970.
     pub(crate) valid_until: u64,
 }
@@ -81,15 +114,17 @@ impl Revocations {
     ) -> Result<Revocations, CredentialFailure> {
         let file = File { purpose: Purpose::Revocations, path: path.to_owned() };
         let lists = lists(&file)?;
-        let mut valid_until = u64::MAX;
+        let (mut revoked, mut valid_until) = (Vec::new(), u64::MAX);
         for list in &lists {
             let Some(read) = List::read(list) else { return Err(unparsable(&file)) };
             if !roots.roots.iter().any(|root| read.is_signed_by(root, provider)) {
                 return Err(CredentialFailure::OtherAuthority { list: file, ca: authorities.to_owned() });
             }
             valid_until = valid_until.min(read.next_update);
+            let Some(()) = read.add_revoked(&mut revoked) else { return Err(unparsable(&file)) };
         }
-        let revocations = Revocations { file, lists, valid_until };
+        revoked.sort_unstable();
+        let revocations = Revocations { file, lists, revoked, valid_until };
         match revocations.expired(UnixTime::now().as_secs()) {
             Some(failure) => Err(failure),
             None => Ok(revocations),
@@ -124,6 +159,8 @@ struct List<'a> {
     signature: &'a [u8],
     issuer: &'a [u8],
     next_update: u64,
+    /// An entry for each revoked certificate.
+    revoked: &'a [u8],
 }
 
 impl<'a> List<'a> {
@@ -138,9 +175,20 @@ impl<'a> List<'a> {
         instant(fields.next()?)?;
         // The standard requires it (RFC 5280, section 5.1.2.5), and rustls does, too.
         let next_update = instant(fields.next()?)?;
-        fields.skip(SEQUENCE);
+        let has_revoked = fields.0.first() == Some(&SEQUENCE);
+        let revoked = if has_revoked { fields.take(SEQUENCE)? } else { &[] };
         fields.skip(EXTENSIONS);
-        Some(List { signed, algorithm, signature, issuer, next_update })
+        Some(List { signed, algorithm, signature, issuer, next_update, revoked })
+    }
+
+    /// Adds the marks of the revoked certificates. `None` if an entry cannot be read.
+    fn add_revoked(&self, marks: &mut Vec<Mark>) -> Option<()> {
+        let mut entries = Der(self.revoked);
+        while !entries.0.is_empty() {
+            let serial = Der(entries.take(SEQUENCE)?).take(INTEGER)?;
+            marks.push(Mark::new(self.issuer, serial));
+        }
+        Some(())
     }
 
     fn is_signed_by(&self, authority: &TrustAnchor<'_>, provider: &CryptoProvider) -> bool {

@@ -74,7 +74,7 @@ fn load(certificate: &Path, key: &Path, now: Millis) -> Result<Authority, String
 /// one. What an earlier version recorded has no authority: `are_unknown_old` says whether that means another one.
 pub(super) fn outstanding(all: &[(String, Issued)], own: &str, are_unknown_old: bool, now: Millis) -> BTreeSet<String> {
     let is_own = |issued: &Issued| issued.authority.as_deref().map_or(!are_unknown_old, |by| by == own);
-    // Whoever has joined again has the new certificate.
+    // An end that has joined again has the new certificate.
     let mut joined = BTreeMap::new();
     for (_, issued) in all.iter().filter(|(_, issued)| is_own(issued) && !issued.is_renewal) {
         let from = joined.entry(issued.subject.to_string()).or_insert(issued.from);

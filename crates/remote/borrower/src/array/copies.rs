@@ -163,6 +163,9 @@ impl Parts {
     /// Records what a failure says about a member.
     pub(super) fn note(&self, member: usize, failure: AccessFailure) -> Trouble {
         let trouble = Trouble::of(failure);
+        if trouble == Trouble::Absent {
+            self.members[member].lost_by(failure);
+        }
         if self.members[member].failed(trouble) {
             count(&self.counters.members_lost);
         }

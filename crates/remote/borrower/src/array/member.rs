@@ -16,11 +16,12 @@
 //!
 //! Threads: any, including signal handlers. Locks nothing, and allocates only for queues.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_tier::{KeepAlive, TierFailure, TierQueue};
+use aquifer_tls::Distrust;
 use aquifer_wire::RangeIndex;
 
 use super::connection::Connection;
@@ -162,6 +163,8 @@ pub(crate) struct Member {
     pub(crate) store: Connection,
     /// When the member was lost; 0 while it is present.
     lost_since_ns: AtomicU64,
+    /// The error number of its last failed request, while it is lost.
+    lost_by: AtomicI32,
     /// When to look for it next.
     look_at_ns: AtomicU64,
     /// The pause after the next look, while the member is lost.
@@ -192,6 +195,7 @@ impl Member {
         Member {
             store,
             lost_since_ns: zero(),
+            lost_by: AtomicI32::new(0),
             look_at_ns: zero(),
             pause_ns,
             full_until_ns: zero(),
@@ -236,6 +240,16 @@ impl Member {
     pub(crate) fn lost_for(&self) -> Option<Duration> {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
         (since != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since)))
+    }
+
+    /// Records the failure of a request by which it is absent.
+    pub(crate) fn lost_by(&self, failure: AccessFailure) {
+        self.lost_by.store(failure.errno(), Ordering::Relaxed);
+    }
+
+    /// Whether it is lost because its certificate is revoked.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.is_lost() && self.lost_by.load(Ordering::Relaxed) == Distrust::DonorRevoked.errno()
     }
 
     /// Whether it can be given another slab.

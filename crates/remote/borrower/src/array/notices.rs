@@ -22,12 +22,15 @@ pub(super) enum Notice {
     Present,
     Lost,
     Quarantined,
+    /// Lost, because its certificate is revoked.
+    Revoked,
 }
 
 impl Notice {
     fn of(member: &Member) -> Option<Notice> {
         match member.lost_for() {
-            Some(time) => (time > GIVEN_UP_AFTER).then_some(Notice::Lost),
+            Some(time) if time <= GIVEN_UP_AFTER => None,
+            Some(_) => Some(if member.is_revoked() { Notice::Revoked } else { Notice::Lost }),
             None if member.is_quarantined() => Some(Notice::Quarantined),
             None => Some(Notice::Present),
         }
@@ -53,6 +56,11 @@ impl Parts {
                 Notice::Present => say(&format!("the donor at {name} is back")),
                 Notice::Lost => say(&format!(
                     "the donor at {name} does not answer; {}; start it, or check the network to it",
+                    self.remains()
+                )),
+                Notice::Revoked => say(&format!(
+                    "the donor at {name} is not used any more: its certificate was revoked, says the list in crl=; {}; \
+                     borrow from another donor, or have a new certificate signed for this one",
                     self.remains()
                 )),
                 Notice::Quarantined => say(&format!(

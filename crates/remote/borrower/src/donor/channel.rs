@@ -95,7 +95,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
         None
     }
 
-    /// Whether to reconnect before the next request.
+    /// Whether to reconnect before the next request: the keys are used up, or the donor's certificate is revoked.
     fn is_worn(&self) -> bool {
         false
     }

@@ -46,7 +46,7 @@ const CROWDED_PAUSE: Duration = Duration::from_millis(250);
 /// The pause between a starting program's attempts to greet a donor that has no room.
 const GREET_PAUSE: Duration = Duration::from_millis(100);
 /// How often files with credentials are looked at: as often as donors look at theirs.
-const REFRESH_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const REFRESH_EVERY: Duration = Duration::from_secs(2);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -203,12 +203,26 @@ impl Links {
         }
     }
 
-    /// Reads the files of the credentials again if they have changed. Returns the time until the next call; `None` if
-    /// there are no such files.
-    pub(crate) fn refresh(&self) -> Option<Duration> {
+    /// Reads the files of the credentials again if they have changed. Returns whether other contents are in use now;
+    /// `None` if there are no such files.
+    pub(crate) fn refresh(&self) -> Option<bool> {
         let Security::Tls(borrower) = &self.security else { return None };
-        borrower.refresh();
-        Some(REFRESH_EVERY)
+        let has_changed = borrower.refresh();
+        if has_changed {
+            self.end_revoked();
+        }
+        Some(has_changed)
+    }
+
+    /// Ends the connections to a donor whose certificate is revoked now. One that a thread uses at this moment ends
+    /// before its next request, as those of queues do.
+    fn end_revoked(&self) {
+        for line in self.lines.iter().filter(|line| self.is_own() && line.link.may_be_connected()) {
+            if line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                let taken = Taken { links: self, line };
+                self.is_connected(&taken.line.link);
+            }
+        }
     }
 
     /// Why changed files of the credentials cannot be used, once.

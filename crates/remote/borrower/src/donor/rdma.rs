@@ -35,7 +35,7 @@ use aquifer_tier::plain_queue::PlainQueue;
 use aquifer_wire::{Message, PairEnd, RangeIndex, SLAB_BYTES};
 
 use super::completion::completion;
-use super::links::{Begun, Links};
+use super::links::{Begun, Links, REFRESH_EVERY};
 use super::ranges::Lease;
 use super::recalls::Recalls;
 use super::remote::{Piece, Remote};
@@ -278,6 +278,21 @@ impl Rdma {
         Ok(())
     }
 
+    /// Has every queue pair connect again before its next use, and forgets the keys.
+    fn disconnect_all(&self) {
+        // A thread that has a connection gives it back within a time limit.
+        let mut connections: Vec<_> = self
+            .connections
+            .iter()
+            .map(|connection| connection.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        connections.iter_mut().for_each(|connection| connection.is_connected = false);
+        let keys = self.keys.get().into_iter().flatten();
+        keys.for_each(|word| word.store(0, Ordering::Release));
+        drop(connections);
+        self.freed.signal();
+    }
+
     /// Asks the donor about a lease that its device has refused.
     fn why_refused(&self, range: RangeIndex, lease: Lease) -> Loss {
         let forgotten = self.key_word(range).map(|word| word.store(0, Ordering::Release));
@@ -327,7 +342,12 @@ impl Transport for Rdma {
     }
 
     fn refresh(&self) -> Option<Duration> {
-        self.tcp.refresh()
+        let has_changed = self.links().refresh()?;
+        // A queue pair has no certificate. It connects again over a link, whose donor has to have one that is good.
+        if has_changed && self.device.is_own() {
+            self.disconnect_all();
+        }
+        Some(REFRESH_EVERY)
     }
 
     fn take_notice(&self) -> Option<String> {
@@ -343,18 +363,8 @@ impl Transport for Rdma {
         if !self.device.is_own() {
             return;
         }
-        // Another run of the donor reuses the tokens, and may give the same keys to other slabs. A thread that has a
-        // connection gives it back within a time limit.
-        let mut connections: Vec<_> = self
-            .connections
-            .iter()
-            .map(|connection| connection.lock().unwrap_or_else(PoisonError::into_inner))
-            .collect();
-        connections.iter_mut().for_each(|connection| connection.is_connected = false);
-        let keys = self.keys.get().into_iter().flatten();
-        keys.for_each(|word| word.store(0, Ordering::Release));
-        drop(connections);
-        self.freed.signal();
+        // Another run of the donor reuses the tokens, and may give the same keys to other slabs.
+        self.disconnect_all();
     }
 
     fn waits(&self) -> bool {

@@ -11,7 +11,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_tier::TierQueue;
 use aquifer_wire::Message;
 
-use super::links::{Begun, Links};
+use super::links::{Begun, Links, REFRESH_EVERY};
 use super::queue::TcpQueue;
 use super::ranges::Lease;
 use super::recalls::Recalls;
@@ -61,7 +61,7 @@ impl Transport for Tcp {
     }
 
     fn refresh(&self) -> Option<Duration> {
-        self.0.refresh()
+        self.0.refresh().map(|_| REFRESH_EVERY)
     }
 
     fn take_notice(&self) -> Option<String> {

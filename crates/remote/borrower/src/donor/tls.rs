@@ -110,7 +110,11 @@ impl Channel for TlsChannel {
         sent: usize,
         flags: SendFlags,
     ) -> Result<usize, Errno> {
-        self.session()?.send(socket, header, payload, sent, flags)
+        let mut session = self.session()?;
+        if sent == 0 && session.waiting.is_empty() && session.is_revoked(&self.borrower) {
+            return Err(Errno::from_raw_os_error(Distrust::DonorRevoked.errno()));
+        }
+        session.send(socket, header, payload, sent, flags)
     }
 
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
@@ -137,7 +141,9 @@ impl Channel for TlsChannel {
 
     fn is_worn(&self) -> bool {
         let is_worn = |protection: &Protection| protection.sealing.is_worn() || protection.opening.is_worn();
-        self.session().is_ok_and(|session| session.protection.as_ref().is_some_and(is_worn))
+        self.session().is_ok_and(|mut session| {
+            session.protection.as_ref().is_some_and(is_worn) || session.is_revoked(&self.borrower)
+        })
     }
 
     fn close(&self) {
@@ -165,6 +171,12 @@ impl Session {
             sealed: 0..0,
             last_word: None,
         }
+    }
+
+    /// Whether the donor's certificate was revoked after the handshake. Then nothing more is sent to it; the next
+    /// handshake says why.
+    fn is_revoked(&mut self, borrower: &Borrower) -> bool {
+        self.protection.as_mut().is_some_and(|protection| borrower.has_revoked(protection))
     }
 
     fn check_owner(&self) -> Result<(), Errno> {
