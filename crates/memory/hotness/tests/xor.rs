@@ -45,8 +45,8 @@ fn target(region: &(u64, u64, u64, u64, Vec<u64>), position: u64, device: u64) -
 fn by_formula(address: u64, ways: u64, granularity: u64, maps: &[u64]) -> u64 {
     let bits = maps.iter().enumerate().map(|(index, map)| u64::from((address & map).count_ones() % 2) << index);
     let low: u64 = bits.sum();
-    let rest = address / granularity >> maps.len();
-    if ways.is_multiple_of(3) { low + (rest % 3 << maps.len()) } else { low }
+    let rest = (address / granularity) >> maps.len();
+    if ways.is_multiple_of(3) { low + ((rest % 3) << maps.len()) } else { low }
 }
 
 proptest! {
