@@ -3,7 +3,8 @@
 # Copyright the Aquifer authors
 #
 # The first process of the guest in which programs reach hardware directly: a CXL switch's mailbox behind an IOMMU, where
-# QEMU has one, 96 MiB of persistent memory at 896 MiB, and node 1 with memory alone.
+# QEMU has one, 96 MiB of persistent memory at 896 MiB, and node 1 with memory alone. With aquifer_bare on the kernel's
+# command line, the mailbox without an IOMMU, and nothing else.
 
 . /guest/start.sh
 
@@ -65,13 +66,17 @@ damon_hot() {
     aquifer tiering apply --damon off && aquifer tiering status | grep -q "hotness *none"
 }
 
-# The switch's mailbox, by its file in sysfs and by VFIO: the same answers.
-vfio_mailbox() {
+# Sets the PCI function of the switch's mailbox, and its directory. By VFIO it cannot be used yet, for this cause.
+refused_by_vfio() { # cause
     function=$(basename $(dirname $(grep -l 0x0c0b00 /sys/bus/pci/devices/*/class)))
     directory=/sys/bus/pci/devices/$function
     fmapi identify vfio:$function >/tmp/out 2>&1 && return 1
     cat /tmp/out
-    grep -q "has no driver" /tmp/out && grep -q "write vfio-pci to" /tmp/out || return 1
+    grep -q "$1" /tmp/out
+}
+
+# The mailbox by its file in sysfs, and then by VFIO: the same answers.
+by_file_and_vfio() {
     echo 1 >$directory/enable
     fmapi identify mailbox:$directory/resource0 --json >/tmp/by-file || return 1
     fmapi ports mailbox:$directory/resource0 --json >>/tmp/by-file || return 1
@@ -82,7 +87,11 @@ vfio_mailbox() {
     cat /tmp/by-file /tmp/by-vfio
     sed "s/vfio:$function/PEER/" /tmp/by-vfio >/tmp/one
     sed "s|mailbox:$directory/resource0|PEER|" /tmp/by-file >/tmp/other
-    grep -q . /tmp/one && cmp /tmp/one /tmp/other || return 1
+    grep -q . /tmp/one && cmp /tmp/one /tmp/other
+}
+
+vfio_mailbox() {
+    refused_by_vfio "has no driver" && grep -q "write vfio-pci to" /tmp/out && by_file_and_vfio || return 1
     # One program at a time has it.
     sleep 600 <>/dev/vfio/$(basename $(readlink $directory/iommu_group)) &
     holder=$!
@@ -94,6 +103,26 @@ vfio_mailbox() {
     [ $status != 0 ] && grep -q "another program has the function" /tmp/out
 }
 
+# Without an IOMMU: refused, and also by the kernel, until the unsafe mode is enabled, if there is one.
+vfio_bare() {
+    refused_by_vfio "no IOMMU has" && [ ! -e $directory/iommu_group ] || return 1
+    echo vfio-pci >$directory/driver_override && echo $function >/sys/bus/pci/drivers_probe
+    [ ! -e $directory/driver ] || return 1
+    unsafe=/sys/module/vfio/parameters/enable_unsafe_noiommu_mode
+    if [ ! -e $unsafe ]; then
+        grep -q "this kernel has no CONFIG_VFIO_NOIOMMU; turn the IOMMU on" /tmp/out
+        return
+    fi
+    grep -q "unsafe mode is not enabled" /tmp/out || return 1
+    echo 1 >$unsafe
+    by_file_and_vfio && ls /dev/vfio/noiommu-*
+}
+
+if grep -q aquifer_bare /proc/cmdline; then
+    check vfio-bare vfio_bare
+    echo GUEST-END
+    poweroff -f
+fi
 if [ -d /sys/bus/pci/drivers/vfio-pci ] && grep -q 0x0c0b00 /sys/bus/pci/devices/*/class; then
     check vfio-mailbox vfio_mailbox
 fi

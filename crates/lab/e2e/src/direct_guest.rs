@@ -3,6 +3,7 @@
 
 //! A guest in which programs reach hardware directly: the mailbox of a CXL switch by VFIO behind an IOMMU, and
 //! persistent memory through files of a file system with `-o dax`. It also has a node without CPUs, where DAMON counts.
+//! Without an IOMMU, it has the mailbox alone.
 //!
 //! The kernel and QEMU are those of `scripted_guest.rs`. A switch mailbox takes QEMU 8.2.
 
@@ -31,32 +32,34 @@ pub struct DirectGuest {
     pub has_switch: bool,
 }
 
-/// Builds the guest. Returns `None`, and reports a skip, if something is missing.
-pub fn direct() -> Option<DirectGuest> {
+/// Builds the guest, with an IOMMU or without. Returns `None`, and reports a skip, if something is missing.
+pub fn direct(has_iommu: bool) -> Option<DirectGuest> {
     let base = Base::find()?;
     let has_switch = base.device_help("cxl-switch-mailbox-cci").is_some();
     let mut qemu_words = vec!["-m", "1280M"];
+    if has_switch && has_iommu {
+        qemu_words.extend(["-device", "intel-iommu"]);
+    }
     qemu_words.extend(if has_switch { SWITCH_WORDS } else { &["-machine", "q35"] });
     let guest = base.guest(&Contents {
-        name: "direct",
+        name: if has_iommu { "direct" } else { "direct-bare" },
         modules: &MODULES,
         programs: &PROGRAMS,
         binaries: &["aquifer", "aquifer-fmapi", "libaquifer_preload.so"],
         compiled: &[("bin/far-nodes", compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)],
         scripts: &[("init", include_bytes!("../guest/direct.sh"))],
         cpu: "max,la57=off",
-        kernel_words: "memmap=96M!896M intel_iommu=on",
+        // The script of the parts asks for the second one.
+        kernel_words: if has_iommu { "memmap=96M!896M intel_iommu=on" } else { "aquifer_bare" },
         qemu_words: &qemu_words,
     })?;
     Some(DirectGuest { guest, has_switch })
 }
 
-/// A host bridge with a switch of one port, whose second function is the mailbox, behind an IOMMU.
+/// A host bridge with a switch of one port, whose second function is the mailbox.
 const SWITCH_WORDS: &[&str] = &[
     "-machine",
     "q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G",
-    "-device",
-    "intel-iommu",
     "-device",
     "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1",
     "-device",

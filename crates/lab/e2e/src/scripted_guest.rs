@@ -190,6 +190,12 @@ pub struct ScriptedGuest {
     kernel_words: String,
 }
 
+/// Whether some of these parts are to run: all of them, unless others are named.
+pub fn is_asked(parts: &[&str]) -> bool {
+    let asked = std::env::var(PARTS_VARIABLE).unwrap_or_else(|_| "all".to_owned());
+    asked == "all" || asked.split(',').any(|name| parts.contains(&name))
+}
+
 impl ScriptedGuest {
     /// Boots it, and prints its console. Panics, with the console, unless each of these parts passes and the guest ends
     /// within the time limit. Those of them that are `slow` run only on request.

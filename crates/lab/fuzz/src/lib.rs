@@ -23,11 +23,12 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     Target { name: "agent_messages", body: targets::agent_messages, seeds: seeds::agent_messages },
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
     Target { name: "cache_requests", body: targets::cache_requests, seeds: seeds::cache_requests },
+    Target { name: "cedt", body: targets::cedt, seeds: seeds::cedt },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "compressed_page", body: targets::compressed_page, seeds: seeds::compressed_page },
     Target { name: "config", body: targets::config, seeds: seeds::config },

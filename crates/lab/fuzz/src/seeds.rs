@@ -14,7 +14,7 @@ use aquifer_sys::shared_segment::SharedView;
 use aquifer_tiers::{Codec, PAGE, encode_for_fuzzing};
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
 
-pub use self::hotness::hotness;
+pub use self::hotness::{cedt, hotness};
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()

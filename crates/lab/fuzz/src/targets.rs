@@ -37,7 +37,7 @@ use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYT
 pub use self::agent::agent_messages;
 pub use self::control::control;
 pub use self::fabric::{etcd_answer, fabric_body, fabric_config, fabric_request};
-pub use self::hotness::hotness;
+pub use self::hotness::{cedt, hotness};
 pub use self::join_token::join_token;
 pub use self::named::named;
 

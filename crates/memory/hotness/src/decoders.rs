@@ -13,20 +13,24 @@
 //! | `decoderE.D/interleave_ways`, `_granularity`      | the targets, and the bytes of a chunk                    |
 //! | `decoderE.D/region`                               | the region that has the decoder; empty without           |
 //! | `regionR/commit`, `regionR/targetT`               | 1 once it decodes; the decoder at position T             |
+//!
+//! It shows no arithmetic; `cedt.rs` has it from the firmware's table.
 
 use aquifer_nodes::Tree;
 
+use crate::cedt::{Cedt, CedtFailure};
 use crate::interleave::Decoder;
 use crate::locate::DEVICES as FUNCTIONS;
 
 const DEVICES: &str = "/sys/bus/cxl/devices";
 
 /// The decoders by which this PCI function's memory is part of the host's. Empty without a region, and to others than
-/// root, to whom the kernel does not show addresses. A decoder that cannot be understood is left out.
-pub fn decoders_of(tree: &dyn Tree, function: &str) -> Vec<Decoder> {
+/// root, to whom the kernel does not show addresses. A decoder that cannot be understood is left out. A failure where it
+/// is not known how the window of an interleaved region orders its targets: then every address could be wrong.
+pub fn decoders_of(tree: &dyn Tree, function: &str) -> Result<Vec<Decoder>, CedtFailure> {
     let names = |path: String| tree.names(&path).unwrap_or_default().into_iter();
     let Some(memdev) = names(format!("{FUNCTIONS}/{function}")).find(|name| is_numbered(name, "mem")) else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let is_of_memdev = |name: &String| {
         is_numbered(name, "endpoint")
@@ -35,7 +39,21 @@ pub fn decoders_of(tree: &dyn Tree, function: &str) -> Vec<Decoder> {
     let endpoints = names(DEVICES.to_owned()).filter(is_of_memdev);
     let decoders = endpoints
         .flat_map(|endpoint| names(format!("{DEVICES}/{endpoint}")).filter(|name| name.starts_with("decoder")));
-    decoders.filter_map(|name| decoder(tree, &name)).collect()
+    let decoders: Vec<Decoder> = decoders.filter_map(|name| decoder(tree, &name)).collect();
+    if !decoders.iter().any(Decoder::depends_on_arithmetic) {
+        return Ok(decoders);
+    }
+    let cedt = Cedt::read(tree)?;
+    decoders.into_iter().map(|decoder| in_window(decoder, &cedt)).collect()
+}
+
+/// The decoder with the arithmetic of its window.
+fn in_window(decoder: Decoder, cedt: &Cedt) -> Result<Decoder, CedtFailure> {
+    if !decoder.depends_on_arithmetic() {
+        return Ok(decoder);
+    }
+    let (start, bytes) = decoder.host_range();
+    decoder.with_xor(cedt.xor_maps(start, bytes)?).ok_or(CedtFailure::Misfit { start })
 }
 
 /// Whether a name is the prefix and a number.

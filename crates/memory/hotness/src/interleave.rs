@@ -12,10 +12,12 @@
 //! device  start  +  chunk                    * granularity + rest
 //! ```
 //!
-//! Windows whose bridges are chosen by an exclusive or of address bits (the CXIMS of the firmware's tables) order their
-//! targets differently. Linux 6.12 does not show which windows do. `decoders.rs` reads decoders from sysfs.
+//! In windows with XOR arithmetic, the host's address has other bits in place of `position`'s (`xor_maps.rs`). They
+//! differ within a block of as many chunks as the power of two in `ways`, so a region begins with a whole block.
+//! `decoders.rs` reads decoders from sysfs.
 
 use crate::source::HotRange;
+use crate::xor_maps::XorMaps;
 
 /// What the kernel moves. The smallest page: of a smaller chunk, the whole page is hot.
 const PAGE_BYTES: u64 = 4096;
@@ -38,6 +40,7 @@ pub struct Decoder {
     ways: u64,
     granularity_bytes: u64,
     position: u64,
+    maps: XorMaps,
 }
 
 impl Decoder {
@@ -59,7 +62,25 @@ impl Decoder {
         }
         host_start.checked_add(host_bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
         device_start.checked_add(host_bytes / ways)?;
-        Some(Decoder { device_start, host_start, host_bytes, ways, granularity_bytes, position })
+        Some(Decoder { device_start, host_start, host_bytes, ways, granularity_bytes, position, maps: XorMaps::NONE })
+    }
+
+    /// The same decoder in a window with these maps. `None` if the region's targets cannot be those of the maps.
+    pub fn with_xor(self, maps: XorMaps) -> Option<Decoder> {
+        let block_bytes = self.granularity_bytes << self.ways.trailing_zeros();
+        let position_bits = block_bytes - self.granularity_bytes;
+        let fits = maps.changed_bits() & !position_bits == 0 && self.host_start.is_multiple_of(block_bytes);
+        (maps == XorMaps::NONE || fits).then_some(Decoder { maps, ..self })
+    }
+
+    /// Whether the arithmetic of the window matters: whether it could have maps.
+    pub(crate) fn depends_on_arithmetic(&self) -> bool {
+        self.ways.trailing_zeros() > 0
+    }
+
+    /// The host's addresses: the first, and how many bytes.
+    pub(crate) fn host_range(&self) -> (u64, u64) {
+        (self.host_start, self.host_bytes)
     }
 
     /// The device's addresses: the first, and the first after them.
@@ -74,12 +95,14 @@ impl Decoder {
             return None;
         }
         let (chunk, rest) = ((device - start) / self.granularity_bytes, (device - start) % self.granularity_bytes);
-        Some(self.host_start + (chunk * self.ways + self.position) * self.granularity_bytes + rest)
+        let address = self.host_start + (chunk * self.ways + self.position) * self.granularity_bytes + rest;
+        Some(self.maps.without_position(address))
     }
 
     /// The device's address of one of the host. `None` outside of the region, and where another target has it.
     pub fn to_device(&self, host: u64) -> Option<u64> {
-        let offset = host.checked_sub(self.host_start).filter(|offset| *offset < self.host_bytes)?;
+        host.checked_sub(self.host_start).filter(|offset| *offset < self.host_bytes)?;
+        let offset = self.maps.with_position(host) - self.host_start;
         let (chunk, rest) = (offset / self.granularity_bytes, offset % self.granularity_bytes);
         (chunk % self.ways == self.position)
             .then(|| self.device_start + chunk / self.ways * self.granularity_bytes + rest)

@@ -9,7 +9,7 @@
 //!
 //! `source.rs` has the trait, `monitor.rs` the driver of a monitor, `monitor/bits.rs` its registers, `locate.rs` where
 //! a device has them, `damon.rs` the other source. A monitor counts by the device's own addresses; `decoders.rs` and
-//! `interleave.rs` find the host's.
+//! `interleave.rs` find the host's, with `xor_maps.rs` where `cedt.rs` finds that the firmware interleaves by XOR.
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cedt;
 mod damon;
 mod decoders;
 mod failure;
@@ -38,7 +39,9 @@ mod locate;
 mod monitor;
 mod registers;
 mod source;
+mod xor_maps;
 
+pub use cedt::{CEDT, CEDT_BYTES_MAX, Cedt, CedtFailure};
 pub use damon::{DamonSource, damon_counts};
 pub use decoders::decoders_of;
 pub use failure::HotnessFailure;
@@ -49,3 +52,4 @@ pub use monitor::model;
 pub use monitor::{Monitor, Settings};
 pub use registers::{RegisterFailure, Registers};
 pub use source::{Addresses, Hot, HotRange, HotnessSource};
+pub use xor_maps::XorMaps;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use aquifer_hotness::{Decoder, GRANULARITIES, HotRange, WAYS, decoders_of, host_ranges};
+use aquifer_hotness::{CEDT, CedtFailure, Decoder, GRANULARITIES, HotRange, WAYS, host_ranges};
 use aquifer_nodes::Fixture;
 use proptest::prelude::*;
 
@@ -136,6 +136,24 @@ fn what_no_decoder_has_is_counted_and_two_decoders_share_a_range() {
 
 const CXL: &str = "/sys/bus/cxl/devices";
 
+fn decoders_of(tree: &Fixture, function: &str) -> Vec<Decoder> {
+    aquifer_hotness::decoders_of(tree, function).unwrap()
+}
+
+/// The firmware's table with a window of 16 GiB at 16 GiB, of two targets and 4 KiB, and a map for such windows.
+fn cedt(arithmetic: u8, map: u64) -> Vec<u8> {
+    let mut table = vec![0; 36 + 44 + 16];
+    let mut put = |at: usize, bytes: &[u8]| table[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"CEDT\x60");
+    put(36, &[1, 0, 44]);
+    put(44, &(16_u64 << 30).to_le_bytes());
+    put(52, &(16_u64 << 30).to_le_bytes());
+    put(60, &[1, arithmetic, 0, 0, 4]);
+    put(80, &[2, 0, 16, 0, 0, 0, 4, 1]);
+    put(88, &map.to_le_bytes());
+    table
+}
+
 /// Two devices with a region of two ways, whose second target is the first device, and a free decoder.
 fn machine() -> Fixture {
     let mut tree = Fixture::new();
@@ -163,7 +181,8 @@ fn machine() -> Fixture {
             tree = tree.with(&format!("{CXL}/{endpoint}/{decoder}/devtype"), "cxl_decoder_endpoint");
         }
     }
-    tree.with(&format!("{CXL}/region0/commit"), "1").with(&format!("{CXL}/decoder0.0/start"), "0x490000000")
+    let tree = tree.with(&format!("{CXL}/region0/commit"), "1").with(&format!("{CXL}/decoder0.0/start"), "0x490000000");
+    tree.with_bytes(CEDT, &cedt(0, 0))
 }
 
 #[test]
@@ -199,4 +218,38 @@ fn a_long_range_of_interleaved_memory_is_one_range_of_the_host() {
     assert_eq!((found.len(), found[0].start, outside), (1, 1 << 40, 0));
     assert_eq!(found[0].bytes, (1 << 39) - 4096, "up to its last chunk");
     assert_eq!(host_ranges(&[decoder], &hot(64 << 10)).0.len(), 16, "a short one is exact");
+}
+
+#[test]
+fn the_window_of_a_region_says_its_arithmetic() {
+    let modulo = Decoder::new(256 << 20, (0x4_9000_0000, 512 << 20), 2, 4096, 1).unwrap();
+    let by_xor = machine().with_bytes(CEDT, &cedt(1, 0x11000));
+    let found = decoders_of(&by_xor, "0000:0d:00.0")[0];
+    assert_ne!(found, modulo);
+    // The bit at 0x10000 inverts that at 0x1000: at first the device has odd pages, then even ones.
+    for (device, host) in [(0, 0x1000), (0x7000, 0xf000), (0x8000, 0x1_0000), (0x9000, 0x1_2000), (0x1_0000, 0x2_1000)]
+    {
+        assert_eq!(found.to_host((256 << 20) + device), Some(0x4_9000_0000 + host), "{device:#x}");
+        assert_eq!(found.to_device(0x4_9000_0000 + host), Some((256 << 20) + device));
+    }
+    assert_eq!(decoders_of(&machine().with_bytes(CEDT, &cedt(0, 0x11000)), "0000:0d:00.0"), [modulo]);
+}
+
+#[test]
+fn an_interleaved_region_whose_arithmetic_is_not_known_has_no_decoders_but_a_cause() {
+    let refused = |tree: Fixture| aquifer_hotness::decoders_of(&tree, "0000:0d:00.0").unwrap_err();
+    let without = || Fixture::new().with(CEDT, "");
+    assert!(aquifer_hotness::decoders_of(&without(), "0000:0d:00.0").unwrap().is_empty(), "it is not needed");
+    let single = machine().with(&format!("{CXL}/decoder4.0/interleave_ways"), "1");
+    let single = single.with(&format!("{CXL}/region0/target0"), "decoder4.0").with_bytes(CEDT, b"");
+    assert_eq!(decoders_of(&single, "0000:0d:00.0").len(), 1, "one target has no order");
+
+    assert!(matches!(refused(machine().with_bytes(CEDT, b"")), CedtFailure::Damaged(_)));
+    assert!(matches!(refused(machine().without(CEDT)), CedtFailure::Unreadable(_)));
+    assert!(matches!(refused(machine().with_bytes(CEDT, &cedt(2, 0x11000))), CedtFailure::Window { .. }));
+    let elsewhere = machine().with(&format!("{CXL}/decoder4.0/start"), "0x90000000");
+    assert!(matches!(refused(elsewhere), CedtFailure::NoWindow { start: 0x9000_0000 }));
+    let coarser = machine().with(&format!("{CXL}/decoder4.0/interleave_granularity"), "8192");
+    let failure = refused(coarser.with_bytes(CEDT, &cedt(1, 0x11000)));
+    assert!(matches!(failure, CedtFailure::Misfit { start: 0x4_9000_0000 }), "{failure}");
 }

@@ -13,6 +13,7 @@ use crate::tree::{Tree, Write};
 #[derive(Debug, Default)]
 pub struct Fixture {
     files: RefCell<BTreeMap<String, String>>,
+    binary: BTreeMap<String, Vec<u8>>,
     links: BTreeMap<String, String>,
     /// The number of writes that are still carried out; `None`: all.
     writes_left: Cell<Option<usize>>,
@@ -32,6 +33,12 @@ impl Fixture {
         self
     }
 
+    /// Adds a binary file.
+    pub fn with_bytes(mut self, path: &str, bytes: &[u8]) -> Fixture {
+        self.binary.insert(path.to_owned(), bytes.to_vec());
+        self
+    }
+
     /// Adds a symbolic link.
     pub fn with_link(mut self, path: &str, target: &str) -> Fixture {
         self.links.insert(path.to_owned(), target.to_owned());
@@ -39,8 +46,9 @@ impl Fixture {
     }
 
     /// Removes a file.
-    pub fn without(self, path: &str) -> Fixture {
+    pub fn without(mut self, path: &str) -> Fixture {
         self.files.borrow_mut().remove(path);
+        self.binary.remove(path);
         self
     }
 
@@ -63,6 +71,13 @@ fn absent() -> io::Error {
 impl Tree for Fixture {
     fn text(&self, path: &str) -> io::Result<String> {
         self.files.borrow().get(path).map(|text| text.trim().to_owned()).ok_or_else(absent)
+    }
+
+    fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
+        let text = || self.text(path).map(String::into_bytes);
+        let mut bytes = self.binary.get(path).cloned().map_or_else(text, Ok)?;
+        bytes.truncate(max);
+        Ok(bytes)
     }
 
     fn names(&self, path: &str) -> io::Result<Vec<String>> {

@@ -5,11 +5,16 @@
 //!
 //! This works where the kernel does not let `resource0` be mapped: with lockdown, or in a container that has only the
 //! group's file. A group (`/dev/vfio/12`) is one unit of isolation of the IOMMU, and one process at a time has it.
-//! Without an IOMMU, the kernel has groups only if vfio's parameter `enable_unsafe_noiommu_mode` is set
-//! (`/dev/vfio/noiommu-0`); registers can be used there all the same. See `Documentation/driver-api/vfio.rst`; the
-//! numbers are from linux/vfio.h.
+//! See `Documentation/driver-api/vfio.rst`; the numbers are from linux/vfio.h.
 //!
-//! No memory of the process is mapped for the device, so it cannot write to any.
+//! Without an IOMMU, a function is in no group, and vfio-pci refuses it, unless vfio's parameter
+//! `enable_unsafe_noiommu_mode` is set. Then vfio makes a group with the name `vfio-noiommu` for it
+//! (`/dev/vfio/noiommu-0`), which takes CAP_SYS_RAWIO, and the kernel notes with a taint that nothing protects its memory
+//! from the function. That mode takes a kernel with CONFIG_VFIO_NOIOMMU, which Debian's do not have: it is tested with a
+//! tree of files, and in a guest only that its absence is named.
+//!
+//! Nothing here makes the function master of its bus, and with an IOMMU no memory is mapped for it, so the function
+//! writes to no memory for this program. Without an IOMMU, another program with the group's file could make it.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -44,6 +49,11 @@ const DECODES_MEMORY: u16 = 2;
 
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 const GROUPS: &str = "/dev/vfio";
+/// The module, which shows its parameters here.
+const MODULE: &str = "/sys/module/vfio";
+const UNSAFE_MODE: &str = "parameters/enable_unsafe_noiommu_mode";
+/// How vfio names the groups that it makes for functions without an IOMMU.
+const UNSAFE_GROUP: &str = "vfio-noiommu";
 
 /// `struct vfio_group_status`.
 #[repr(C)]
@@ -81,6 +91,18 @@ pub enum VfioFailure {
         /// Its answer.
         source: io::Error,
     },
+    /// No IOMMU has the function, and vfio gives none without.
+    NoIommu {
+        /// Which function.
+        function: String,
+        /// Why vfio gives none.
+        mode: UnsafeMode,
+    },
+    /// A group without an IOMMU takes a capability.
+    NoRawIo {
+        /// Which group.
+        group: String,
+    },
     /// The kernel does not let the window be mapped.
     NoWindow {
         /// Of which function.
@@ -102,6 +124,19 @@ pub enum VfioFailure {
     },
 }
 
+/// Vfio's mode for functions without an IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnsafeMode {
+    /// The kernel was built without it.
+    Absent,
+    /// The module is not loaded.
+    NotLoaded,
+    /// It is not enabled.
+    Off,
+    /// It is enabled.
+    On,
+}
+
 impl fmt::Display for VfioFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -111,13 +146,32 @@ impl fmt::Display for VfioFailure {
             VfioFailure::Kernel { what, source } => {
                 let remedy = match source.raw_os_error() {
                     Some(libc::EBUSY) => "another program has the function, or its group",
-                    Some(libc::EACCES | libc::EPERM) => {
-                        "run it as root, or give the group's file to this user; without an IOMMU it takes CAP_SYS_RAWIO"
-                    }
+                    Some(libc::EACCES | libc::EPERM) => "run it as root, or give the group's file to this user",
                     _ => "load vfio-pci, and turn the IOMMU on (intel_iommu=on) or set enable_unsafe_noiommu_mode",
                 };
                 write!(f, "{what}: {source}; {remedy}")
             }
+            VfioFailure::NoIommu { function, mode } => {
+                let (why, remedy) = match mode {
+                    UnsafeMode::Absent => ("and this kernel has no CONFIG_VFIO_NOIOMMU", ""),
+                    UnsafeMode::NotLoaded => (
+                        "and vfio is not loaded",
+                        ", or load vfio with enable_unsafe_noiommu_mode=1, with which every program that has a group's \
+                         file can make its function write to any memory",
+                    ),
+                    UnsafeMode::Off | UnsafeMode::On => (
+                        "and vfio's unsafe mode is not enabled",
+                        ", or write 1 to /sys/module/vfio/parameters/enable_unsafe_noiommu_mode, with which every program \
+                         that has a group's file can make its function write to any memory",
+                    ),
+                };
+                write!(f, "no IOMMU has {function}, {why}; turn the IOMMU on (intel_iommu=on){remedy}")
+            }
+            VfioFailure::NoRawIo { group } => write!(
+                f,
+                "{group} takes CAP_SYS_RAWIO, since no IOMMU protects memory from its function; run it as root, or give \
+                 it that capability"
+            ),
             VfioFailure::NoWindow { function, window } => {
                 write!(f, "window {window} of {function} cannot be mapped; check its size with lspci -v")
             }
@@ -153,15 +207,15 @@ pub struct VfioWindow {
 impl VfioWindow {
     /// Takes the function, such as `0000:0d:00.1`, and maps its window.
     pub fn open(function: &str, window: u32) -> Result<VfioWindow, VfioFailure> {
-        let group_path = group_of(Path::new(FUNCTIONS), function)?;
+        let group_place = group_of(Path::new(FUNCTIONS), Path::new(MODULE), function)?;
         let no_window = || VfioFailure::NoWindow { function: function.to_owned(), window };
         let name = CString::new(function).map_err(|_| VfioFailure::Absent { function: function.to_owned() })?;
         if window >= WINDOWS {
             return Err(no_window());
         }
         let container = open(&Path::new(GROUPS).join("vfio"))?;
-        let group = open(&group_path)?;
-        join(&container, &group, &group_path)?;
+        let group = group_place.open()?;
+        group_place.join(&container, &group)?;
         // SAFETY: the argument is a string that ends in NUL and outlives the call.
         let made = unsafe { ioctl(&group, GROUP_GET_DEVICE_FD, name.as_ptr() as usize) };
         let made =
@@ -184,24 +238,51 @@ impl VfioWindow {
     }
 }
 
-/// The file of a function's group.
-fn group_of(functions: &Path, function: &str) -> Result<PathBuf, VfioFailure> {
+/// A function's group.
+#[derive(Debug, PartialEq, Eq)]
+struct Group {
+    /// Its file.
+    path: PathBuf,
+    /// Whether an IOMMU protects memory from its functions.
+    has_iommu: bool,
+}
+
+/// The group of a function, by what the kernel shows of it.
+fn group_of(functions: &Path, module: &Path, function: &str) -> Result<Group, VfioFailure> {
     let directory = functions.join(function);
     let last = |link: PathBuf| link.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     // A name, not a path: `.` and `..` have no driver of this name either.
     if function.is_empty() || function.contains('/') || !directory.is_dir() {
         return Err(VfioFailure::Absent { function: function.to_owned() });
     }
+    let number = fs::read_link(directory.join("iommu_group")).ok().and_then(last);
+    let mode = unsafe_mode(module);
+    // Before its driver: vfio-pci would not take it.
+    if number.is_none() && mode != UnsafeMode::On {
+        return Err(VfioFailure::NoIommu { function: function.to_owned(), mode });
+    }
     let driver = fs::read_link(directory.join("driver")).ok().and_then(last);
     if driver.as_deref() != Some("vfio-pci") {
         return Err(VfioFailure::OtherDriver { function: function.to_owned(), driver });
     }
-    let number = fs::read_link(directory.join("iommu_group")).ok().and_then(last).ok_or_else(|| {
+    let number = number.ok_or_else(|| {
         let what = format!("{function} is in no group of vfio");
         VfioFailure::Kernel { what, source: io::Error::from_raw_os_error(libc::ENOENT) }
     })?;
-    let is_unsafe = fs::read_to_string(directory.join("iommu_group/name")).is_ok_and(|it| it.trim() == "vfio-noiommu");
-    Ok(Path::new(GROUPS).join(if is_unsafe { format!("noiommu-{number}") } else { number }))
+    let name = fs::read_to_string(directory.join("iommu_group/name"));
+    let has_iommu = !name.is_ok_and(|name| name.trim() == UNSAFE_GROUP);
+    let path = Path::new(GROUPS).join(if has_iommu { number } else { format!("noiommu-{number}") });
+    Ok(Group { path, has_iommu })
+}
+
+/// Whether vfio gives functions without an IOMMU.
+fn unsafe_mode(module: &Path) -> UnsafeMode {
+    match fs::read_to_string(module.join(UNSAFE_MODE)) {
+        Ok(text) if text.trim() == "Y" => UnsafeMode::On,
+        Ok(_) => UnsafeMode::Off,
+        Err(_) if module.is_dir() => UnsafeMode::Absent,
+        Err(_) => UnsafeMode::NotLoaded,
+    }
 }
 
 fn open(path: &Path) -> Result<File, VfioFailure> {
@@ -209,27 +290,48 @@ fn open(path: &Path) -> Result<File, VfioFailure> {
     opened.map_err(|source| VfioFailure::Kernel { what: format!("{} cannot be opened", path.display()), source })
 }
 
-/// Puts the group into the container, and gives it an IOMMU, without which the kernel shows no function.
-fn join(container: &File, group: &File, path: &Path) -> Result<(), VfioFailure> {
-    let failed = |source| VfioFailure::Kernel { what: format!("{} cannot be used", path.display()), source };
-    // SAFETY: the argument is ignored.
-    let version = unsafe { ioctl(container, GET_API_VERSION, 0) }.map_err(failed)?;
-    if version != API_VERSION {
-        return Err(failed(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT)));
+impl Group {
+    fn name(&self) -> String {
+        self.path.display().to_string()
     }
-    let mut status = GroupStatus { bytes: size_of::<GroupStatus>() as u32, flags: 0 };
-    // SAFETY: the kernel writes one `GroupStatus`, whose size is in its first field.
-    unsafe { ioctl(group, GROUP_GET_STATUS, &raw mut status as usize) }.map_err(failed)?;
-    if status.flags & VIABLE == 0 {
-        return Err(VfioFailure::NotViable { group: path.display().to_string() });
+
+    fn open(&self) -> Result<File, VfioFailure> {
+        open(&self.path).map_err(|failure| self.with_capability(failure))
     }
-    let descriptor = container.as_raw_fd();
-    // SAFETY: the kernel reads one descriptor from the argument.
-    unsafe { ioctl(group, GROUP_SET_CONTAINER, &raw const descriptor as usize) }.map_err(failed)?;
-    let is_unsafe = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("noiommu-"));
-    let kind = if is_unsafe { NOIOMMU_IOMMU } else { TYPE1V2_IOMMU };
-    // SAFETY: the argument is a number.
-    unsafe { ioctl(container, SET_IOMMU, kind) }.map_err(failed).map(drop)
+
+    /// Puts the group into the container, and gives it an IOMMU, without which the kernel shows no function.
+    fn join(&self, container: &File, group: &File) -> Result<(), VfioFailure> {
+        let failed = |source| {
+            self.with_capability(VfioFailure::Kernel { what: format!("{} cannot be used", self.name()), source })
+        };
+        // SAFETY: the argument is ignored.
+        let version = unsafe { ioctl(container, GET_API_VERSION, 0) }.map_err(failed)?;
+        if version != API_VERSION {
+            return Err(failed(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT)));
+        }
+        let mut status = GroupStatus { bytes: size_of::<GroupStatus>() as u32, flags: 0 };
+        // SAFETY: the kernel writes one `GroupStatus`, whose size is in its first field.
+        unsafe { ioctl(group, GROUP_GET_STATUS, &raw mut status as usize) }.map_err(failed)?;
+        if status.flags & VIABLE == 0 {
+            return Err(VfioFailure::NotViable { group: self.name() });
+        }
+        let descriptor = container.as_raw_fd();
+        // SAFETY: the kernel reads one descriptor from the argument.
+        unsafe { ioctl(group, GROUP_SET_CONTAINER, &raw const descriptor as usize) }.map_err(failed)?;
+        let kind = if self.has_iommu { TYPE1V2_IOMMU } else { NOIOMMU_IOMMU };
+        // SAFETY: the argument is a number.
+        unsafe { ioctl(container, SET_IOMMU, kind) }.map_err(failed).map(drop)
+    }
+
+    /// The failure; where the kernel refuses what takes a capability without an IOMMU, that.
+    fn with_capability(&self, failure: VfioFailure) -> VfioFailure {
+        match failure {
+            VfioFailure::Kernel { source, .. } if !self.has_iommu && source.raw_os_error() == Some(libc::EPERM) => {
+                VfioFailure::NoRawIo { group: self.name() }
+            }
+            other => other,
+        }
+    }
 }
 
 fn region(function: &File, index: u32) -> io::Result<Region> {
@@ -267,30 +369,112 @@ mod tests {
         assert_eq!((size_of::<GroupStatus>(), size_of::<Region>()), (8, 32));
     }
 
-    #[test]
-    fn a_function_is_used_only_if_vfio_has_it() {
-        let root = std::env::temp_dir().join(format!("aquifer-vfio-{}", std::process::id()));
-        for (name, driver) in
-            [("0000:01:00.0", None), ("0000:02:00.0", Some("nvme")), ("0000:03:00.0", Some("vfio-pci"))]
-        {
-            fs::create_dir_all(root.join(name)).unwrap();
+    /// A tree of functions as the kernel shows them, removed at the end.
+    struct Functions(PathBuf);
+
+    impl Functions {
+        fn new(name: &str) -> Functions {
+            let root = std::env::temp_dir().join(format!("aquifer-vfio-{name}-{}", std::process::id()));
+            fs::create_dir_all(&root).unwrap();
+            Functions(root)
+        }
+
+        fn add(&self, function: &str, driver: Option<&str>, group: Option<(&str, &str)>) {
+            let directory = self.0.join(function);
+            fs::create_dir_all(&directory).unwrap();
             if let Some(driver) = driver {
-                symlink(format!("../../drivers/{driver}"), root.join(name).join("driver")).unwrap();
+                symlink(format!("../../drivers/{driver}"), directory.join("driver")).unwrap();
+            }
+            if let Some((number, name)) = group {
+                let group = self.0.join("groups").join(number);
+                fs::create_dir_all(&group).unwrap();
+                // The kernel shows a name of groups that have one only.
+                if !name.is_empty() {
+                    fs::write(group.join("name"), format!("{name}\n")).unwrap();
+                }
+                symlink(group, directory.join("iommu_group")).unwrap();
             }
         }
-        let group = |name: &str| group_of(&root, name).map_err(|failure| failure.to_string());
-        assert!(group("0000:01:00.0").unwrap_err().contains("has no driver; write vfio-pci to"));
-        assert!(group("0000:02:00.0").unwrap_err().contains("has the driver nvme; write vfio-pci to"));
-        assert!(group("0000:03:00.0").unwrap_err().contains("is in no group of vfio"));
-        for absent in ["", "0000:04:00.0", "../x", "/dev"] {
-            assert!(group(absent).unwrap_err().contains("there is no PCI function"), "{absent}");
+
+        /// Sets vfio's parameter; without a value, the kernel was built without it.
+        fn module(&self, parameter: Option<&str>) {
+            let parameters = self.0.join("module/parameters");
+            fs::create_dir_all(&parameters).unwrap();
+            if let Some(value) = parameter {
+                fs::write(self.0.join("module").join(UNSAFE_MODE), format!("{value}\n")).unwrap();
+            }
         }
-        fs::create_dir_all(root.join("groups/7")).unwrap();
-        symlink(root.join("groups/7"), root.join("0000:03:00.0/iommu_group")).unwrap();
-        assert_eq!(group("0000:03:00.0").unwrap(), Path::new("/dev/vfio/7"));
-        fs::write(root.join("groups/7/name"), "vfio-noiommu\n").unwrap();
-        assert_eq!(group("0000:03:00.0").unwrap(), Path::new("/dev/vfio/noiommu-7"));
-        fs::remove_dir_all(&root).unwrap();
+
+        fn group(&self, function: &str) -> Result<(String, bool), String> {
+            let found = group_of(&self.0, &self.0.join("module"), function);
+            found.map(|group| (group.name(), group.has_iommu)).map_err(|failure| failure.to_string())
+        }
+    }
+
+    impl Drop for Functions {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_function_is_used_only_if_vfio_has_it() {
+        let functions = Functions::new("drivers");
+        functions.add("0000:01:00.0", None, Some(("5", "")));
+        functions.add("0000:02:00.0", Some("nvme"), Some(("6", "")));
+        functions.add("0000:03:00.0", Some("vfio-pci"), Some(("7", "")));
+        assert!(functions.group("0000:01:00.0").unwrap_err().contains("has no driver; write vfio-pci to"));
+        assert!(functions.group("0000:02:00.0").unwrap_err().contains("has the driver nvme; write vfio-pci to"));
+        assert_eq!(functions.group("0000:03:00.0"), Ok(("/dev/vfio/7".to_owned(), true)));
+        for absent in ["", "0000:04:00.0", "../x", "/dev"] {
+            assert!(functions.group(absent).unwrap_err().contains("there is no PCI function"), "{absent}");
+        }
+    }
+
+    #[test]
+    fn without_an_iommu_a_function_is_used_in_the_unsafe_mode_only() {
+        let functions = Functions::new("unsafe");
+        let (none, other, bare) = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0");
+        functions.add(none, None, None);
+        functions.add(other, Some("nvme"), None);
+        functions.add(bare, Some("vfio-pci"), None);
+        functions.add("0000:04:00.0", Some("vfio-pci"), Some(("0", UNSAFE_GROUP)));
+        // As the IOMMU's driver names a group: no reason for doubt.
+        functions.add("0000:05:00.0", Some("vfio-pci"), Some(("1", "sub-bus")));
+        let refusals = |cause: &str, remedy: &str| {
+            for function in [none, other, bare] {
+                let refusal = functions.group(function).unwrap_err();
+                assert!(refusal.starts_with(&format!("no IOMMU has {function}, and {cause}; ")), "{refusal}");
+                assert!(refusal.contains("intel_iommu=on") && refusal.contains(remedy), "{refusal}");
+            }
+        };
+        refusals("vfio is not loaded", "load vfio with enable_unsafe_noiommu_mode=1");
+        functions.module(None);
+        refusals("this kernel has no CONFIG_VFIO_NOIOMMU", "");
+        functions.module(Some("N"));
+        refusals("vfio's unsafe mode is not enabled", "can make its function write to any memory");
+        functions.module(Some("Y"));
+        assert!(functions.group(none).unwrap_err().contains("has no driver; write vfio-pci to"));
+        assert!(functions.group(other).unwrap_err().contains("has the driver nvme; write vfio-pci to"));
+        assert!(functions.group(bare).unwrap_err().contains("is in no group of vfio"));
+        // Once it has its group, that counts, also if the parameter was reset since.
+        for value in ["Y", "N"] {
+            functions.module(Some(value));
+            assert_eq!(functions.group("0000:04:00.0"), Ok(("/dev/vfio/noiommu-0".to_owned(), false)));
+            assert_eq!(functions.group("0000:05:00.0"), Ok(("/dev/vfio/1".to_owned(), true)));
+        }
+    }
+
+    #[test]
+    fn a_missing_capability_is_named_where_no_iommu_makes_it_necessary() {
+        let refused = |has_iommu, errno| {
+            let group = Group { path: "/dev/vfio/noiommu-0".into(), has_iommu };
+            let source = io::Error::from_raw_os_error(errno);
+            group.with_capability(VfioFailure::Kernel { what: "it cannot be opened".into(), source }).to_string()
+        };
+        assert!(refused(false, libc::EPERM).starts_with("/dev/vfio/noiommu-0 takes CAP_SYS_RAWIO, since no IOMMU"));
+        assert!(refused(true, libc::EPERM).starts_with("it cannot be opened"));
+        assert!(refused(false, libc::EBUSY).contains("another program has the function"));
     }
 
     #[test]
@@ -302,6 +486,10 @@ mod tests {
             kernel(libc::EBUSY),
             kernel(libc::EPERM),
             kernel(libc::ENOENT),
+            VfioFailure::NoIommu { function: function(), mode: UnsafeMode::Absent },
+            VfioFailure::NoIommu { function: function(), mode: UnsafeMode::NotLoaded },
+            VfioFailure::NoIommu { function: function(), mode: UnsafeMode::Off },
+            VfioFailure::NoRawIo { group: "/dev/vfio/noiommu-0".into() },
             VfioFailure::NoWindow { function: function(), window: 0 },
             VfioFailure::OtherDriver { function: function(), driver: None },
             VfioFailure::NotViable { group: "/dev/vfio/7".into() },

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_hotness::{
-    Addresses, DEVICES, DamonSource, Decoder, Hot, HotnessFailure, HotnessSource, Monitor, Settings, blocks_of,
-    decoders_of, host_ranges,
+    Addresses, CedtFailure, DEVICES, DamonSource, Decoder, Hot, HotnessFailure, HotnessSource, Monitor, Settings,
+    blocks_of, decoders_of, host_ranges,
 };
 use aquifer_nodes::tiering::ranges;
 use aquifer_nodes::{Nodes, Tree};
@@ -112,9 +112,9 @@ pub fn hot(args: &HotArgs, tree: &dyn Tree) -> Result<process::ExitCode, Failure
     stopped.map_err(failed)?;
     let decoders = match &args.source {
         SourceName::Chmu { device, .. } => decoders_of(tree, device),
-        SourceName::Damon => Vec::new(),
+        SourceName::Damon => Ok(Vec::new()),
     };
-    let found = Found::of(hot, source.addresses(), &decoders);
+    let found = Found::of(hot, source.addresses(), decoders);
     let places = if found.addresses == Addresses::Host { node_ranges(tree) } else { Vec::new() };
     let text = if args.json { object } else { page }(&source.name(), &found, args, &places);
     output::print(&text)?;
@@ -190,18 +190,22 @@ struct Found {
     addresses: Addresses,
     /// Hot memory of the device that is in no region of the host, and is left out.
     outside_bytes: u64,
+    /// Why the addresses are the device's although it is in a region.
+    untranslated: Option<String>,
 }
 
 impl Found {
     /// The host's addresses, if the source has them or these decoders of the device do.
-    fn of(hot: Hot, addresses: Addresses, decoders: &[Decoder]) -> Found {
+    fn of(hot: Hot, addresses: Addresses, decoders: Result<Vec<Decoder>, CedtFailure>) -> Found {
+        let untranslated = decoders.as_ref().err().map(CedtFailure::to_string);
+        let decoders = decoders.unwrap_or_default();
         if addresses == Addresses::Host || decoders.is_empty() {
-            return Found { hot, addresses, outside_bytes: 0 };
+            return Found { hot, addresses, outside_bytes: 0, untranslated };
         }
-        let translated: Vec<_> = hot.ranges.iter().map(|range| host_ranges(decoders, range)).collect();
+        let translated: Vec<_> = hot.ranges.iter().map(|range| host_ranges(&decoders, range)).collect();
         let outside_bytes = translated.iter().map(|(_, outside_bytes)| outside_bytes).sum();
         let ranges = translated.into_iter().flat_map(|(ranges, _)| ranges);
-        Found { hot: Hot::of(ranges, hot.has_lost), addresses: Addresses::Host, outside_bytes }
+        Found { hot: Hot::of(ranges, hot.has_lost), addresses: Addresses::Host, outside_bytes, untranslated }
     }
 }
 
@@ -224,6 +228,7 @@ fn object(name: &str, found: &Found, args: &HotArgs, places: &[(u64, u64, u32)])
         "hot_bytes": hot.bytes(),
         "hot_ranges": hot.ranges.len(),
         "outside_bytes": found.outside_bytes,
+        "untranslated": found.untranslated,
         "ranges": hot.ranges.iter().take(args.top).map(range).collect::<Vec<_>>(),
     });
     format!("{object}\n")
@@ -245,7 +250,8 @@ fn page(name: &str, found: &Found, args: &HotArgs, places: &[(u64, u64, u32)]) -
         ));
     }
     if found.addresses == Addresses::Device {
-        text.push_str("Addresses are the device's own: 'aquifer cxl list' has no region with it.\n");
+        let why = found.untranslated.as_deref().unwrap_or("'aquifer cxl list' has no region with it.");
+        text.push_str(&format!("Addresses are the device's own: {why}\n"));
     }
     if hot.ranges.is_empty() {
         return text;
@@ -307,7 +313,7 @@ mod tests {
     fn hot_ranges_are_printed_with_their_nodes_and_a_loss_is_said() {
         let places = [(0, 1 << 30, 0), (1 << 30, 2 << 30, 1)];
         let hot = Hot::of([range(0x1000, 2, false), range(1 << 30, 9, true), range(4 << 30, 1, false)], true);
-        let found = Found::of(hot, Addresses::Host, &[]);
+        let found = Found::of(hot, Addresses::Host, Ok(Vec::new()));
         let text = page("damon", &found, &HotArgs { top: 2, ..ARGS }, &places);
         for line in
             ["damon: 12KiB hot in 3 ranges, in 1ms", "0x40000000  4KiB  9+        1", "0x1000      4KiB  2         0"]
@@ -325,7 +331,7 @@ mod tests {
         let places = [(4 << 30, 5 << 30, 2)];
         let hot = Hot::of([range(0x2000, 7, false), range(0x1000, 9, true), range(1 << 30, 8, false)], false);
         let decoder = Decoder::new(0, (4 << 30, 1 << 20), 2, 4096, 1).unwrap();
-        let found = Found::of(hot.clone(), Addresses::Device, &[decoder]);
+        let found = Found::of(hot.clone(), Addresses::Device, Ok(vec![decoder]));
         let text = page("chmu:0000:0d:00.0,0", &found, &ARGS, &places);
         let rows = ["0x100003000  4KiB  9+        2", "0x100005000  4KiB  7         2"];
         assert!(text.contains(&format!("{}\n{}\n", rows[0], rows[1])) && !text.contains("0x40000000"), "{text}");
@@ -337,9 +343,22 @@ mod tests {
             (Some(0x1_0000_3000), Some(8192))
         );
 
-        let found = Found::of(hot.clone(), Addresses::Device, &[]);
-        assert_eq!(found, Found { hot, addresses: Addresses::Device, outside_bytes: 0 });
-        assert!(page("chmu", &found, &ARGS, &[]).contains("Addresses are the device's own"));
+        let found = Found::of(hot.clone(), Addresses::Device, Ok(Vec::new()));
+        assert_eq!(found, Found { hot, addresses: Addresses::Device, outside_bytes: 0, untranslated: None });
+        let text = page("chmu", &found, &ARGS, &[]);
+        assert!(text.contains("Addresses are the device's own: 'aquifer cxl list' has no region with it."), "{text}");
+    }
+
+    #[test]
+    fn addresses_stay_the_devices_with_the_cause_where_the_order_of_targets_is_not_known() {
+        let hot = Hot::of([range(0x2000, 7, false)], false);
+        let found = Found::of(hot.clone(), Addresses::Device, Err(CedtFailure::NoWindow { start: 1 << 32 }));
+        assert_eq!((&found.hot, found.addresses), (&hot, Addresses::Device));
+        let text = page("chmu", &found, &ARGS, &[]);
+        assert!(text.contains("Addresses are the device's own: no window of ") && text.contains("0x2000  "), "{text}");
+        let value: serde_json::Value = serde_json::from_str(&object("chmu", &found, &ARGS, &[])).unwrap();
+        assert!(value["untranslated"].as_str().is_some_and(|why| why.contains("0x100000000")), "{value}");
+        assert_eq!(value["addresses"].as_str(), Some("device"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The hotness monitor of a CXL device: its configuration space, and registers with any contents.
+//! The hotness monitor of a CXL device: its configuration space, and registers with any contents. The firmware's table of
+//! the windows by which its addresses become the host's.
 
-use aquifer_hotness::{HotnessSource, Monitor, RegisterFailure, Registers, Settings, monitor_blocks};
+use aquifer_hotness::{Cedt, Decoder, HotnessSource, Monitor, RegisterFailure, Registers, Settings, monitor_blocks};
 
 use super::one_line;
 
@@ -54,5 +55,24 @@ pub fn hotness(bytes: &[u8]) {
     match monitor.collect() {
         Ok(hot) => assert!(hot.ranges.len() < entries, "{} of {entries}", hot.ranges.len()),
         Err(failure) => one_line(&failure.to_string()),
+    }
+}
+
+/// The firmware's table of windows: what it says of a region in the seeds' window, and the region's translation.
+pub fn cedt(bytes: &[u8]) {
+    let cedt = match Cedt::parse(bytes) {
+        Ok(cedt) => cedt,
+        Err(failure) => return one_line(&failure.to_string()),
+    };
+    let (host, ways) = (16 << 30, 4);
+    let maps = match cedt.xor_maps(host, ways << 12) {
+        Ok(maps) => maps,
+        Err(failure) => return one_line(&failure.to_string()),
+    };
+    let decoder = Decoder::new(0, (host, ways << 12), ways, 256, 1).expect("such a region can be");
+    let Some(decoder) = decoder.with_xor(maps) else { return };
+    for device in (0..1 << 12).step_by(256) {
+        let address = decoder.to_host(device).expect("an address of the device");
+        assert_eq!(decoder.to_device(address), Some(device), "{maps:x?}");
     }
 }
