@@ -14,8 +14,11 @@
 //! - `world.rs`: the state that all share. `space.rs`: the driver's traits on it.
 //! - `memory.rs`: one number for each page, moved only as a kernel would move it. `related_processes.rs`: forked
 //!   processes.
+//! - `debts.rs`: tests of the payment of debts, and of nothing else.
 //! - `trouble.rs`: what goes wrong, at random or from the n-th opportunity on, and what takes long.
 
+#[cfg(test)]
+mod debts;
 pub mod history;
 mod memory;
 mod program;

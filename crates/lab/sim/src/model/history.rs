@@ -145,7 +145,7 @@ fn workers(seed: u64) -> [bool; SHARDS_MAX] {
 }
 
 /// Maps a window. Already at the start, `populated` percent of its pages have contents.
-fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64) -> Window {
+pub(super) fn map(world: &World, index: usize, order: u8, budget_pages: u64, populated: u64) -> Window {
     let order = Order::new(order).expect("at most 9");
     let start = PageIndex(1_000 + index as u64 * 20_000);
     let end = start + budget_pages * 4 / 5 + 13;

@@ -40,6 +40,8 @@ const SLOW_NS_MAX: u64 = 200_000_000;
 /// How slow the tier is.
 pub struct Delays {
     percent: u64,
+    /// How long a delayed transfer takes; a random time if `None`.
+    each_ns: Option<u64>,
     luck: RefCell<Random>,
 }
 
@@ -49,7 +51,13 @@ impl Delays {
     pub fn new(seed: u64) -> Self {
         let mut luck = Random::new(seed);
         let percent = if luck.below(3) == 0 { 1 + luck.below(SLOW_PERCENT_MAX) } else { 0 };
-        Self { percent, luck: RefCell::new(luck) }
+        Self { percent, each_ns: None, luck: RefCell::new(luck) }
+    }
+
+    /// Every transfer takes this time.
+    #[cfg(test)]
+    pub fn of_each(each_ns: u64) -> Self {
+        Self { percent: 100, each_ns: Some(each_ns), luck: RefCell::new(Random::new(1)) }
     }
 
     /// Whether any transfer takes long.
@@ -60,7 +68,10 @@ impl Delays {
     /// How long the next transfer takes, in nanoseconds; most take no time.
     pub fn next_ns(&self) -> u64 {
         let mut luck = self.luck.borrow_mut();
-        if self.percent > luck.below(100) { 1 + luck.below(SLOW_NS_MAX) } else { 0 }
+        match self.percent > luck.below(100) {
+            true => self.each_ns.unwrap_or_else(|| 1 + luck.below(SLOW_NS_MAX)),
+            false => 0,
+        }
     }
 }
 

@@ -253,7 +253,8 @@ impl Engine {
     }
 
     /// The pages of another stripe's mapping with the pages `start..end`, if it may be the rest of the one in which a
-    /// stream has been so far: if both meet the ends of their stripes. Between them lie the other shards' stripes.
+    /// stream has been so far: if both meet the ends of their stripes. Between them lie the other shards' stripes. A
+    /// descending stream comes to the last of several mappings first.
     fn next_stripe(
         &self,
         start: PageIndex,
@@ -261,7 +262,8 @@ impl Engine {
         here: Here,
         descending: bool,
     ) -> Option<(PageIndex, PageIndex)> {
-        let next = self.map.overlapping(start, end).next()?;
+        let mut mappings = self.map.overlapping(start, end);
+        let next = if descending { mappings.last() } else { mappings.next() }?;
         let (left, reached) = if descending { (here.start, next.end) } else { (here.end, next.start) };
         let goes_on = self.stripes.is_border(left) && self.stripes.is_border(reached);
         goes_on.then_some((next.start, next.end))
@@ -437,3 +439,6 @@ impl Engine {
         wanted || self.arrivals_are_awaited
     }
 }
+
+#[cfg(test)]
+mod tests;
