@@ -24,9 +24,9 @@ use crate::locate::DEVICES as FUNCTIONS;
 
 const DEVICES: &str = "/sys/bus/cxl/devices";
 
-/// The decoders by which this PCI function's memory is part of the host's. Empty without a region, and to others than
-/// root, to whom the kernel does not show addresses. A decoder that cannot be understood is left out. A failure where it
-/// is not known how the window of an interleaved region orders its targets: then every address could be wrong.
+/// The decoders by which this PCI function's memory is part of the host's. Empty without a region, and for all users
+/// but root, since the kernel shows addresses to no other. A decoder that cannot be understood is left out. A failure
+/// where it is not known how the window of an interleaved region orders its targets: then every address could be wrong.
 pub fn decoders_of(tree: &dyn Tree, function: &str) -> Result<Vec<Decoder>, CedtFailure> {
     let names = |path: String| tree.names(&path).unwrap_or_default().into_iter();
     let Some(memdev) = names(format!("{FUNCTIONS}/{function}")).find(|name| is_numbered(name, "mem")) else {

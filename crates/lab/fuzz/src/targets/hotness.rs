@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The hotness monitor of a CXL device: its configuration space, and registers with any contents. The firmware's table of
-//! the windows by which its addresses become the host's.
+//! The hotness monitor of a CXL device: its configuration space, and registers with any contents. The firmware's table
+//! of the windows by which its addresses become the host's.
 
 use aquifer_hotness::{Cedt, Decoder, HotnessSource, Monitor, RegisterFailure, Registers, Settings, monitor_blocks};
 
