@@ -60,7 +60,7 @@ pub fn keep(descriptor: RawFd) -> RawFd {
 }
 
 /// Moves a descriptor to a number that programs do not choose. Returns the number.
-fn out_of_the_way(descriptor: RawFd) -> RawFd {
+pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
     let args = [descriptor as usize, libc::F_DUPFD_CLOEXEC as usize, FIRST, 0, 0, 0];
     // SAFETY: fcntl(2) accesses no memory, and creates a second descriptor of the same file.
     let moved = unsafe { syscall(libc::SYS_fcntl, args) };
