@@ -19,7 +19,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::own_descriptors::{KeptFile, close, keep, out_of_the_way};
+use crate::own_descriptors::{KeptFile, close, keep, keep_in_passing, unprotect};
 use crate::raw::{Errno, replace_descriptor, syscall};
 
 /// The descriptor that is registered with every ring. -1 when no `Liveness` has been created.
@@ -41,7 +41,8 @@ pub struct Liveness {
     own: RawFd,
 }
 
-/// A separate open file description that holds one byte or none. Closed when dropped.
+/// A separate open file description that holds one byte or none. Closed when dropped. The program cannot close it: the
+/// program's next file could get its number, and the process would then be marked by that file's locks.
 #[derive(Debug)]
 pub struct LivenessLock {
     descriptor: RawFd,
@@ -79,7 +80,7 @@ impl Liveness {
         // SAFETY: openat(2) reads the path, which ends with 0.
         let opened =
             unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }?;
-        Ok(LivenessLock { descriptor: out_of_the_way(opened as RawFd) })
+        Ok(LivenessLock { descriptor: keep_in_passing(opened as RawFd) })
     }
 
     /// Marks this process by `lock` from now on, instead of by the lock that it inherited from its parent. EBADF if
@@ -87,6 +88,7 @@ impl Liveness {
     pub fn become_holder(&self, lock: LivenessLock) -> Result<(), Errno> {
         let descriptor = lock.descriptor;
         std::mem::forget(lock);
+        unprotect(descriptor);
         replace_descriptor(descriptor, self.own)
     }
 }
@@ -113,8 +115,7 @@ impl LivenessLock {
 
 impl Drop for LivenessLock {
     fn drop(&mut self) {
-        // SAFETY: the descriptor belongs to this value, and nothing uses it any more.
-        let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
+        close(self.descriptor);
     }
 }
 
@@ -139,7 +140,42 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::own_descriptors::{around_ours, is_ours, leave_the_programs};
     use crate::uring::Ring;
+
+    /// A program that closes all descriptors between the opening of a lock and its use does not close the lock. A
+    /// thread of the pager that starts meanwhile has no copy, by which the byte would stay held.
+    #[test]
+    fn a_lock_outlives_closing_all_descriptors_and_ends_with_its_value() {
+        let args = [c"test".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+        // SAFETY: memfd_create(2) reads the name and creates a new descriptor.
+        let file = unsafe { syscall(libc::SYS_memfd_create, args) }.expect("a memfd") as RawFd;
+        let liveness = Liveness::of(file).expect("a descriptor");
+        let (asking, held) = (liveness.open().expect("/proc"), liveness.open().expect("/proc"));
+        held.take(7).expect("nobody has it");
+        let number = held.descriptor;
+        let mut is_closed = false;
+        let _ = around_ours(3, u32::MAX, |first, last| {
+            is_closed |= (first..=last).contains(&(number as u32));
+            Ok::<(), ()>(())
+        });
+        assert!(is_ours(number) && !is_closed, "closefrom(3) of the program would close {number}");
+
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let of_pager = std::thread::spawn(move || {
+            leave_the_programs();
+            tell.send(()).expect("the test waits");
+            let _ = ended.recv();
+        });
+        told.recv().expect("it tells");
+        assert!(asking.sees(7));
+        drop(held);
+        assert!(!asking.sees(7), "a thread of the pager keeps the lock");
+        assert!(!is_ours(number), "the program may get the number next");
+        drop(end);
+        of_pager.join().expect("it ends");
+    }
 
     /// A single test, since rings register only one such file per process.
     #[test]

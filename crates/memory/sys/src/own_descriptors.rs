@@ -46,6 +46,8 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
 /// A bit for each number below [`NUMBERS_MAX`]: 1 for Aquifer's.
 static OURS: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NUMBERS_MAX / 64];
+/// The same, for those that only pass: the pager's threads have no copies of them.
+static PASSING: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NUMBERS_MAX / 64];
 static HIGH: [AtomicI32; HIGH_MAX] = [const { AtomicI32::new(NONE) }; HIGH_MAX];
 static SPARES: [AtomicI32; SPARES_MAX] = [const { AtomicI32::new(NONE) }; SPARES_MAX];
 /// The descriptor of Aquifer's that stays in the program's table and is closed in the pager's threads: `lifeline.rs`.
@@ -59,8 +61,19 @@ pub fn keep(descriptor: RawFd) -> RawFd {
     number
 }
 
+/// As [`keep`], for a descriptor whose file has to be closed as soon as the program's table has it no more. A thread of
+/// the pager that starts meanwhile gets no copy, which would keep the file open until the thread ends.
+pub(crate) fn keep_in_passing(descriptor: RawFd) -> RawFd {
+    let number = out_of_the_way(descriptor);
+    // A number above the table stays unprotected: the few places for those are for what stays open.
+    if let Some(low) = usize::try_from(number).ok().filter(|low| *low < NUMBERS_MAX) {
+        PASSING[low / 64].fetch_or(1 << (low % 64), Ordering::AcqRel);
+    }
+    number
+}
+
 /// Moves a descriptor to a number that programs do not choose. Returns the number.
-pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
+fn out_of_the_way(descriptor: RawFd) -> RawFd {
     let args = [descriptor as usize, libc::F_DUPFD_CLOEXEC as usize, FIRST, 0, 0, 0];
     // SAFETY: fcntl(2) accesses no memory, and creates a second descriptor of the same file.
     let moved = unsafe { syscall(libc::SYS_fcntl, args) };
@@ -142,15 +155,16 @@ pub(crate) fn left_behind() -> RawFd {
 
 /// Whether a number is a descriptor of Aquifer's.
 pub fn is_ours(number: RawFd) -> bool {
-    u32::try_from(number).is_ok_and(|number| next_of_ours(number) == Some(number))
+    u32::try_from(number).is_ok_and(|number| next_of_ours(number, true) == Some(number))
 }
 
-/// The first of Aquifer's descriptors from `from` on.
-fn next_of_ours(from: u32) -> Option<u32> {
+/// The first of Aquifer's descriptors from `from` on, with those that only pass or without them.
+fn next_of_ours(from: u32, with_passing: bool) -> Option<u32> {
     let at = from as usize;
     let low = (at / 64..OURS.len()).find_map(|word| {
         let skipped = if word == at / 64 { at % 64 } else { 0 };
-        let bits = OURS[word].load(Ordering::Acquire) >> skipped << skipped;
+        let passing = if with_passing { PASSING[word].load(Ordering::Acquire) } else { 0 };
+        let bits = (OURS[word].load(Ordering::Acquire) | passing) >> skipped << skipped;
         (bits != 0).then(|| (word * 64) as u32 + bits.trailing_zeros())
     });
     low.or_else(|| {
@@ -160,10 +174,19 @@ fn next_of_ours(from: u32) -> Option<u32> {
 }
 
 /// Calls `each` with the parts of `first..=last` that are not Aquifer's, in order, until one call fails.
-pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> Result<(), E>) -> Result<(), E> {
+pub fn around_ours<E>(first: u32, last: u32, each: impl FnMut(u32, u32) -> Result<(), E>) -> Result<(), E> {
+    around(first, last, true, each)
+}
+
+fn around<E>(
+    first: u32,
+    last: u32,
+    with_passing: bool,
+    mut each: impl FnMut(u32, u32) -> Result<(), E>,
+) -> Result<(), E> {
     let mut from = u64::from(first);
     while from <= u64::from(last) {
-        let next = next_of_ours(from as u32).map(u64::from);
+        let next = next_of_ours(from as u32, with_passing).map(u64::from);
         let end = next.map_or(u64::from(last), |next| (next.saturating_sub(1)).min(u64::from(last)));
         let begins_with_ours = next == Some(from);
         if !begins_with_ours {
@@ -202,7 +225,9 @@ pub fn with_room<T>(act: impl FnOnce() -> T) -> T {
 /// Removes protection from a descriptor that is about to be closed: the program may get its number next.
 pub(crate) fn unprotect(number: RawFd) {
     match usize::try_from(number) {
-        Ok(low) if low < NUMBERS_MAX => drop(OURS[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel)),
+        Ok(low) if low < NUMBERS_MAX => [&OURS, &PASSING].iter().for_each(|table| {
+            table[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel);
+        }),
         _ => HIGH.iter().for_each(|place| {
             let _ = place.compare_exchange(number, NONE, Ordering::AcqRel, Ordering::Relaxed);
         }),
@@ -230,7 +255,7 @@ pub fn leave_the_programs() {
     let own: Result<(), Errno> = closes(u32::MAX - 1, u32::MAX, CLOSE_RANGE_UNSHARE);
     if own.is_ok() {
         let _ = closes(0, STANDARD_ERROR as u32 - 1, 0);
-        let _ = around_ours(STANDARD_ERROR as u32 + 1, u32::MAX, |first, last| closes(first, last, 0));
+        let _ = around(STANDARD_ERROR as u32 + 1, u32::MAX, false, |first, last| closes(first, last, 0));
         if let Ok(number) = u32::try_from(left_behind()) {
             let _ = closes(number, number, 0);
         }
