@@ -10,8 +10,8 @@
 //! Without an IOMMU, a function is in no group, and vfio-pci refuses it, unless vfio's parameter
 //! `enable_unsafe_noiommu_mode` is set. Then vfio makes a group with the name `vfio-noiommu` for it
 //! (`/dev/vfio/noiommu-0`), which needs CAP_SYS_RAWIO, and the kernel notes with a taint that nothing protects its
-//! memory from the function. That mode needs a kernel with CONFIG_VFIO_NOIOMMU, which Debian's do not have: it is tested
-//! with a tree of files, and in a guest only that its absence is named.
+//! memory from the function. That mode needs a kernel with CONFIG_VFIO_NOIOMMU, which Debian's do not have: it is
+//! tested with a tree of files, and in a guest only that its absence is named.
 //!
 //! Nothing here makes the function master of its bus, and with an IOMMU no memory is mapped for it, so the function
 //! writes to no memory for this program. Without an IOMMU, another program with the group's file could make it.
