@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Names the directory with the binaries.
 pub const BIN_VARIABLE: &str = "AQUIFER_E2E_BIN";
@@ -135,9 +136,11 @@ pub fn planted_library() -> PathBuf {
     target_directory().join("debug/libaquifer_preload.so")
 }
 
-/// A new, empty directory for one test, on the disk of the target directory.
+/// A new, empty directory, on the disk of the target directory. Tests of one process, which run at the same time, get
+/// different ones for the same name.
 pub fn scratch(test: &str) -> PathBuf {
-    let name = format!("aquifer-e2e-{test}-{}", std::process::id());
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("aquifer-e2e-{test}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("scratch"), PathBuf::from);
     let path = directory.join(name);
     let _ = std::fs::remove_dir_all(&path);

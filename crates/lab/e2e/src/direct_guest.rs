@@ -41,15 +41,12 @@ pub fn direct(has_iommu: bool) -> Option<DirectGuest> {
         qemu_words.extend(["-device", "intel-iommu"]);
     }
     qemu_words.extend(if has_switch { SWITCH_WORDS } else { &["-machine", "q35"] });
-    let name = if has_iommu { "direct" } else { "direct-bare" };
-    // Both guests may be built at the same time, so each has a program of its own.
-    let far_nodes = compile_text(&format!("far-nodes-{name}"), include_str!("../guest/far-nodes.c"))?;
     let guest = base.guest(&Contents {
-        name,
+        name: if has_iommu { "direct" } else { "direct-bare" },
         modules: &MODULES,
         programs: &PROGRAMS,
         binaries: &["aquifer", "aquifer-fmapi", "libaquifer_preload.so"],
-        compiled: &[("bin/far-nodes", far_nodes)],
+        compiled: &[("bin/far-nodes", compile_text("far-nodes", include_str!("../guest/far-nodes.c"))?)],
         scripts: &[("init", include_bytes!("../guest/direct.sh"))],
         cpu: "max,la57=off",
         // The script of the parts asks for the second one.

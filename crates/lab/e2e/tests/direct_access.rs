@@ -31,14 +31,14 @@ fn a_guest_reaches_a_mailbox_by_vfio_and_memory_by_dax_files() {
     }
     let Some(direct) = direct(true) else { return };
     if !direct.has_switch {
-        let why = "there is no QEMU with a CXL switch mailbox, which takes QEMU 8.2; AQUIFER_QEMU names another one";
+        let why = "there is no QEMU with a CXL switch mailbox, which needs QEMU 8.2; AQUIFER_QEMU names another one";
         aquifer_test_support::skip_part("VFIO", why);
     }
     let parts: Vec<&str> = PARTS.into_iter().chain(direct.has_switch.then_some(SWITCH_PART)).collect();
     direct.guest.boot(&parts, &[], LIMIT);
 }
 
-/// The kernel refuses to give the function to vfio-pci, and the command says why. The rest takes a kernel with vfio's
+/// The kernel refuses to give the function to vfio-pci, and the command says why. The rest needs a kernel with vfio's
 /// unsafe mode, which Debian's is not: there, the mailbox gives the same answers by VFIO as by its file.
 #[test]
 fn without_an_iommu_the_mailbox_takes_the_unsafe_mode_of_vfio() {
@@ -49,6 +49,6 @@ fn without_an_iommu_the_mailbox_takes_the_unsafe_mode_of_vfio() {
     if direct.has_switch {
         direct.guest.boot(&[BARE_PART], &[], LIMIT);
     } else {
-        aquifer_test_support::skip_part("VFIO", "there is no QEMU with a CXL switch mailbox, which takes QEMU 8.2");
+        aquifer_test_support::skip_part("VFIO", "there is no QEMU with a CXL switch mailbox, which needs QEMU 8.2");
     }
 }

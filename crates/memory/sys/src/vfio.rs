@@ -98,7 +98,7 @@ pub enum VfioFailure {
         /// Why vfio gives none.
         mode: UnsafeMode,
     },
-    /// A group without an IOMMU takes a capability.
+    /// A group without an IOMMU needs a capability.
     NoRawIo {
         /// Which group.
         group: String,
@@ -169,7 +169,7 @@ impl fmt::Display for VfioFailure {
             }
             VfioFailure::NoRawIo { group } => write!(
                 f,
-                "{group} takes CAP_SYS_RAWIO, since no IOMMU protects memory from its function; run it as root, or give \
+                "{group} needs CAP_SYS_RAWIO, since no IOMMU protects memory from its function; run it as root, or give \
                  it that capability"
             ),
             VfioFailure::NoWindow { function, window } => {
@@ -323,7 +323,7 @@ impl Group {
         unsafe { ioctl(container, SET_IOMMU, kind) }.map_err(failed).map(drop)
     }
 
-    /// The failure; where the kernel refuses what takes a capability without an IOMMU, that.
+    /// The failure; where the kernel refuses what needs a capability without an IOMMU, that.
     fn with_capability(&self, failure: VfioFailure) -> VfioFailure {
         match failure {
             VfioFailure::Kernel { source, .. } if !self.has_iommu && source.raw_os_error() == Some(libc::EPERM) => {
@@ -472,7 +472,7 @@ mod tests {
             let source = io::Error::from_raw_os_error(errno);
             group.with_capability(VfioFailure::Kernel { what: "it cannot be opened".into(), source }).to_string()
         };
-        assert!(refused(false, libc::EPERM).starts_with("/dev/vfio/noiommu-0 takes CAP_SYS_RAWIO, since no IOMMU"));
+        assert!(refused(false, libc::EPERM).starts_with("/dev/vfio/noiommu-0 needs CAP_SYS_RAWIO, since no IOMMU"));
         assert!(refused(true, libc::EPERM).starts_with("it cannot be opened"));
         assert!(refused(false, libc::EBUSY).contains("another program has the function"));
     }

@@ -319,8 +319,9 @@ fn a_busy_queue_sends_nothing_more_to_a_donor_that_is_revoked() {
     site.revoke(&[DONOR]);
     assert_eq!(turn(&*tier), [""; 0]);
     submit(&mut *queue, 2);
-    let mut outcomes = Vec::new();
+    let (begun, mut outcomes) = (Instant::now(), Vec::new());
     while outcomes.len() < 2 {
+        assert!(begun.elapsed() < TIMEOUT, "no completion: {outcomes:?}");
         queue.complete(Wait::ForOne, 2, &mut |completion| {
             frames::give_back(completion.buffer);
             outcomes.push((completion.tag, completion.outcome.map_err(|failure| failure.errno())));
