@@ -41,6 +41,7 @@ fn answer(mut stream: &UnixStream) -> Option<Answer> {
         match stream.read(&mut bytes) {
             Ok(0) => return None,
             Ok(count) => decoder.push(&bytes[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
             Err(error) => panic!("no answer: {error}"),
         }
