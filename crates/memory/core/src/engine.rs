@@ -11,7 +11,8 @@
 //!   ends with a report, in `reports.rs`. Small blocks are copied while there is credit: `credit.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - The program's advice, by madvise(2), is in `advice.rs`. Callers that wait for what they asked for: `arrivals.rs`.
-//! - Writes in place are in `write_in_place.rs`. Changes of the budget are in `budget.rs`.
+//! - Writes in place are in `write_in_place.rs`. Changes of the budget are in `budget.rs`; faults that help to pay the
+//!   debt that a smaller one leaves: `payment.rs`.
 //! - The choice of a victim is in `victims.rs`. That of a block size is in `block_size.rs`, with the evidence of
 //!   `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
@@ -34,6 +35,7 @@ mod fork;
 mod make_room;
 mod mappings;
 mod named;
+mod payment;
 mod reports;
 mod tables;
 mod victims;
@@ -151,6 +153,8 @@ pub struct Engine {
     /// Pages in use in excess of the budget: found resident at registration, or spent before the budget shrank.
     /// Eviction pays them back.
     pub(crate) debt_pages: u64,
+    /// Whether faults take nothing while there is much debt.
+    bounds_debt: bool,
     /// Pages of standby blocks that are being cleaned: they will soon be free.
     pub(crate) cleaning_pages: u64,
     /// Pages that the evictions in progress will make free or put on standby.
@@ -203,6 +207,7 @@ impl Engine {
             settings,
             resident_pages: 0,
             debt_pages: 0,
+            bounds_debt: false,
             cleaning_pages: 0,
             leaving_pages: 0,
             counts: EngineCounts::default(),

@@ -187,6 +187,8 @@ pub struct Pager {
     pub(crate) share_now: AtomicU64,
     /// Pages that a tier takes of that share now.
     pub(crate) tier_pages: AtomicU64,
+    /// Bytes that have been written back since a writer last looked at what such a tier takes. `None`: it takes none.
+    pub(crate) written_to_tier: Option<AtomicU64>,
     /// Pages that the pager itself takes, and how many of them have been taken off that share.
     pub(crate) own_pages: AtomicU64,
     pub(crate) own_pages_taken: AtomicU64,
@@ -288,6 +290,8 @@ impl Pager {
         let huge_frames =
             (way == Way::Move).then(|| HugeFrames::new(&signal).map_err(StartFailure::Frames)).transpose()?;
         let slabs = slabs_of(&*settings.tier);
+        // With a recording, the budget stays constant, and the tier's memory comes on top.
+        let takes_memory = settings.tier.compression().is_some() && settings.record.is_none();
         let engine_settings = engine::Settings {
             budget_pages,
             tier_slabs: slabs,
@@ -325,6 +329,7 @@ impl Pager {
             budgets: &budgets,
             budget_pages_max: settings.ledger.map_or(budget_pages, Ledger::pages_max),
             family: &settings.family,
+            takes_memory,
             uffd: &signal,
         };
         let Made { shards, changes, budget_pages_max } = plan.carry_out().map_err(StartFailure::Frames)?;
@@ -355,6 +360,7 @@ impl Pager {
             budget_now: AtomicU64::new(budget_pages),
             share_now: AtomicU64::new(budget_pages),
             tier_pages: AtomicU64::new(0),
+            written_to_tier: takes_memory.then(AtomicU64::default),
             own_pages: AtomicU64::new(0),
             own_pages_taken: AtomicU64::new(0),
             ledger: settings.ledger,

@@ -73,6 +73,8 @@ pub(crate) struct Plan<'a> {
     /// The largest budget that the space can get.
     pub(crate) budget_pages_max: u64,
     pub(crate) family: &'a Arc<Family>,
+    /// Whether what is evicted takes local memory, in the tier.
+    pub(crate) takes_memory: bool,
     /// Registers the frames.
     pub(crate) uffd: &'a Uffd,
 }
@@ -117,6 +119,9 @@ impl Plan<'_> {
         let mut engine = Engine::with_slabs(settings, policy::build(self.policy), slabs);
         engine.count_changes_in(Arc::clone(changes));
         engine.become_shard(self.stripes, index);
+        if self.takes_memory {
+            engine.bound_debt();
+        }
         Ok(Box::new(Shard {
             engine: Mutex::new(engine),
             area,

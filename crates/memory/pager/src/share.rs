@@ -122,11 +122,37 @@ impl Pager {
         let share = self.share_now.load(Ordering::Relaxed);
         let differs =
             |now: u64, before: &AtomicU64, part: u64| now.abs_diff(before.load(Ordering::Relaxed)) > share / part;
-        let in_tier = self.tier.compression().map_or(0, |figures| figures.local_bytes().div_ceil(PAGE_BYTES));
+        let in_tier = self.pages_in_tier();
         let own = self.own_pages.load(Ordering::Relaxed);
         if differs(in_tier, &self.tier_pages, TIER_PART) || differs(own, &self.own_pages_taken, OWN_PART) {
             self.spend(None);
         }
+    }
+
+    /// A thread has written back `bytes`, and the frame will be used again. A tier in local memory has grown by as much,
+    /// so the engines' budgets shrink by what it has taken since they were last divided, without waiting for the
+    /// worker's next turn. Threads that fault then help to pay the debt (`core/src/engine/payment.rs`).
+    ///
+    /// On the fault path: makes budgets only smaller, which allocates nothing, and leaves it to the thread that divides
+    /// them now, if there is one.
+    pub(crate) fn has_written(&self, bytes: u64) {
+        let Some(written) = &self.written_to_tier else { return };
+        let share = self.share_now.load(Ordering::Relaxed);
+        let since = written.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if since / PAGE_BYTES <= share / TIER_PART {
+            return;
+        }
+        let Ok(mut budgets) = self.budgets.try_lock() else { return };
+        written.store(0, Ordering::Relaxed);
+        if self.pages_in_tier() > self.tier_pages.load(Ordering::Relaxed) {
+            let (pages, _) = self.divided(self.share_now.load(Ordering::Relaxed));
+            self.divide(&mut budgets, pages, |before| pages < before);
+        }
+    }
+
+    /// The pages of local memory that a tier takes, where tiers take any.
+    fn pages_in_tier(&self) -> u64 {
+        self.tier.compression().map_or(0, |figures| figures.local_bytes().div_ceil(PAGE_BYTES))
     }
 
     /// The budget of the whole tree, as far as this process can use it.

@@ -124,6 +124,10 @@ impl World {
             let mut engine = Engine::with_slabs(settings, policy::build(start.policy), Box::new(slab_users.clone()));
             engine.count_changes_in(Arc::clone(&changes));
             engine.become_shard(stripes, shard);
+            // As for a tier that compresses into local memory.
+            if !start.overlaps && !start.is_mapped {
+                engine.bound_debt();
+            }
             Mutex::new(engine)
         };
         World {

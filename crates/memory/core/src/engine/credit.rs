@@ -78,7 +78,7 @@ impl CreditStep {
     }
 
     /// A step that makes room, as a step towards credit; `None` for any other step.
-    fn of(step: FaultStep) -> Option<Self> {
+    pub(super) fn of(step: FaultStep) -> Option<Self> {
         Some(match step {
             FaultStep::Clean { block, pages, frame, known_clean } => {
                 CreditStep::Clean { block, pages, frame, known_clean }

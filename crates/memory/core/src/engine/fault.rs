@@ -124,7 +124,7 @@ pub enum FaultStep {
         /// The victims, which are sealed.
         victims: DropBatch,
     },
-    /// Small blocks cannot be copied for lack of credit. Take this step, and ask again: by
+    /// Small blocks cannot be copied for lack of credit, or there is much debt. Take this step, and ask again: by
     /// [`fault_without_credit`](Engine::fault_without_credit) if it was refused, or after many such steps.
     Credit {
         /// The step.
@@ -155,9 +155,14 @@ impl Engine {
             block = self.suit_fault(page, block, passed_pages);
         }
         let Block { order, state, .. } = self.map.block(block);
-        if self.lacks_credit(order, state)
-            && let Some(step) = self.make_credit(order, state)
-        {
+        let step = if self.owes_much() {
+            self.make_payment(order, state)
+        } else if self.lacks_credit(order, state) {
+            self.make_credit(order, state)
+        } else {
+            None
+        };
+        if let Some(step) = step {
             return FaultStep::Credit { step };
         }
         self.resolve(page, block, write)
@@ -182,6 +187,7 @@ impl Engine {
                 FaultStep::FillHole { block, pages, page, sealed: entry.sealed }
             }
             State::Standby => self.rescue(block, write),
+            State::Empty | State::Stored if self.owes_too_much() => self.must_pay(order, state),
             State::Empty => match self.take_frame(order) {
                 None => self.make_room(order),
                 Some(taken) => {

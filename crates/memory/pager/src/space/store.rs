@@ -17,6 +17,7 @@ use super::QUEUE_DEPTH;
 use super::frames::check_arrival;
 use crate::abort::{Number, say};
 use crate::frame_area::FrameArea;
+use crate::pager::Pager;
 use crate::shard::ShardView;
 
 /// Tries of one read that fails temporarily.
@@ -68,6 +69,7 @@ impl Store for ShardView<'_> {
     fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
         self.tier.write(slot.offset_of(start), &self.shard.area.buffer(frame, start, len))?;
         self.count_copy(len);
+        self.has_written(len as u64);
         Ok(())
     }
 
@@ -140,14 +142,18 @@ impl ShardView<'static> {
     /// Opens the worker's queue. To be called on the worker's own thread, because the program cannot reach that
     /// thread's descriptors.
     pub(crate) fn open_queue(self) -> Result<Queue, TierFailure> {
-        Ok(Queue { queue: self.pager.tier.open_queue(QUEUE_DEPTH)?, area: &self.shard.area })
+        let queue = self.pager.tier.open_queue(QUEUE_DEPTH)?;
+        Ok(Queue { queue, pager: self.pager, area: &self.shard.area, written: 0 })
     }
 }
 
 /// The worker's queue: gives the tier the buffers of frames.
 pub struct Queue {
     queue: Box<dyn TierQueue>,
+    pager: &'static Pager,
     area: &'static FrameArea,
+    /// Bytes to write that were submitted since the last kick.
+    written: u64,
 }
 
 impl StoreQueue for Queue {
@@ -160,11 +166,19 @@ impl StoreQueue for Queue {
         };
         let buffer = self.area.buffer(transfer.frame, transfer.start, transfer.len);
         let offset = transfer.slot.offset_of(transfer.start);
-        self.queue.submit(Request { operation, offset, buffer, tag: transfer.tag }).is_ok()
+        let is_submitted = self.queue.submit(Request { operation, offset, buffer, tag: transfer.tag }).is_ok();
+        if is_submitted && transfer.direction == Direction::Write {
+            self.written += transfer.len as u64;
+        }
+        is_submitted
     }
 
     fn kick(&mut self) -> bool {
-        self.queue.kick().is_ok()
+        let is_kicked = self.queue.kick().is_ok();
+        // A turn may write much, and faults take the frames that become free before the next turn divides the budget. A
+        // tier in memory has written by now.
+        self.pager.has_written(std::mem::take(&mut self.written));
+        is_kicked
     }
 
     fn complete(&mut self, ready: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), TierFailure>)) -> usize {
