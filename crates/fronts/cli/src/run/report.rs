@@ -67,9 +67,7 @@ impl Report {
                 Failure::new(ExitCode::CannotStart, format!("--stats-json: {objected}"), "")
             }
         })?;
-        if file.metadata().is_ok_and(|found| found.is_file()) {
-            file.set_len(0).map_err(failure)?;
-        }
+        empty(&file).map_err(failure)?;
         Ok(Report { file: Some((path.to_owned(), file)) })
     }
 
@@ -79,7 +77,8 @@ impl Report {
         if let Some((path, file)) = &mut self.file {
             let report = StatsJson { snapshot, process: Process::of(end, elapsed) };
             let json = serde_json::to_string_pretty(&report).expect("numbers and strings are always JSON");
-            if let Err(error) = writeln!(file, "{json}") {
+            // Another run may have written into the same file meanwhile: the last report is what remains.
+            if let Err(error) = empty(file).and_then(|()| writeln!(file, "{json}")) {
                 say(&format!("--stats-json {} could not be written: {error}; free some space", path.display()));
             }
         }
@@ -163,9 +162,27 @@ fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
     )
 }
 
+/// Removes what is in the file, if it is a regular one.
+fn empty(file: &File) -> std::io::Result<()> {
+    if file.metadata().is_ok_and(|found| found.is_file()) { file.set_len(0) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of two runs with one file, the second to end wrote the beginning, and the end was the first one's.
+    #[test]
+    fn the_last_of_two_reports_in_one_file_remains() {
+        let path = std::env::temp_dir().join(format!("aquifer-report-{}.json", std::process::id()));
+        let mut reports = [0, 1].map(|_| Report::open(Some(&path)).expect("a file of ours"));
+        for (report, text) in reports.iter_mut().zip(["the longer of two", "short"]) {
+            let (_, file) = report.file.as_mut().expect("it was named");
+            empty(file).and_then(|()| write!(file, "{text}")).expect("room");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("written"), "short");
+        std::fs::remove_file(&path).expect("it was there");
+    }
 
     #[test]
     fn deaths_are_reported_as_by_a_shell() {
