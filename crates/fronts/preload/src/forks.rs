@@ -191,7 +191,7 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
 fn without_shared_table(flags: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if flags & libc::CLONE_FILES as usize != 0 && !SAID.swap(true, Ordering::Relaxed) {
-        say(&["a process with memory of its own gets a copy of the table of descriptors (clone with CLONE_FILES)"]);
+        say(&["clone without CLONE_VM cannot share descriptors: CLONE_FILES is ignored, and the child gets copies"]);
     }
     flags & !(libc::CLONE_FILES as usize)
 }

@@ -407,7 +407,7 @@ impl Adopter {
                     size.text(),
                     " KiB stays outside the budget: the kernel refuses to register it (",
                     errno.name(),
-                    ")",
+                    "); it counts as unmanaged",
                 ]);
                 budgets = pager.lock_budgets();
                 engines = pager.lock_all();

@@ -182,7 +182,7 @@ impl Adopter {
                 self.announce_need(&self.state());
             }
             if let Err(failure) = pager.start_threads() {
-                say(&["this forked process reads ahead and writes back on demand only: ", &failure.to_string()]);
+                say(&["this forked process has no worker, and its faults do all the work: ", &failure.to_string()]);
             }
         }
     }

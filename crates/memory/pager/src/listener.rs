@@ -91,7 +91,7 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) {
                         abort(&["memory is lost, and this kernel cannot tell the program (UFFDIO_POISON, Linux 6.6)"]);
                     }
                     Outcome::Foreign => {
-                        say(&["a fault came for memory that is not managed any more; it is retried"]);
+                        say(&["a fault arrived for memory that is no longer managed; the access is retried"]);
                         let _ = uffd.wake(page, 4096);
                     }
                 }

@@ -137,7 +137,7 @@ impl Pager {
     /// As `sample_until`, for another process.
     pub(crate) fn sample_as_asked(&'static self, until_ns: u64) {
         if let Err(failure) = self.sample_until(until_ns) {
-            say(&["touches are not sampled: ", &failure.to_string()]);
+            say(&["no miss-ratio curve: touches cannot be sampled: ", &failure.to_string()]);
         }
     }
 
