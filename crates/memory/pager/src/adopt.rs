@@ -9,6 +9,8 @@
 //!
 //! Threads: any thread of the program, outside the fault path. Signals are blocked while the lock is held, so that no
 //! handler of the program can re-enter this file on the same thread.
+//!
+//! Next on the path of a fault, once the pager has started: `signal.rs` or `listener.rs`, depending on the delivery.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};

@@ -13,6 +13,8 @@
 //!
 //! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or that were discarded, may read as
 //! anything: the pager records which blocks are stored and checks their bytes against guards.
+//!
+//! Next on the path: an implementation, such as `tiers/src/flash.rs` or `borrower/src/donor.rs`.
 
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::mapped_file::FileRange;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the tier, or the chain of tiers, that checked descriptions request.
+//! Opens the tier, or the chain of tiers, that checked descriptions (`spec.rs`) request.
 
 use aquifer_borrower::{Array, Donor};
 use aquifer_core::tiering::LEVELS_MAX;

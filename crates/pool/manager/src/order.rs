@@ -4,6 +4,9 @@
 //! What clients ask the writer for, and how an order changes the desired state. Pure.
 //!
 //! An order is carried out as a whole or refused; a refusal changes nothing. A dry run carries it out on a copy.
+//!
+//! Next on the path of an order: `writer/orders.rs`, which carries it out, and `fabric/src/desired/change.rs`, which
+//! changes the desired state.
 
 use std::fmt;
 

@@ -8,6 +8,8 @@
 //! slab and changes no byte.
 //!
 //! Threads: any connection's, and the keeper, which ends leases when they expire and wipes their slabs (`wiper.rs`).
+//!
+//! Next on the path: `leases.rs`, whether the lease and its token are valid; `memory.rs`, the bytes.
 
 use std::fmt::{self, Arguments};
 use std::hash::{BuildHasher, RandomState};

@@ -8,7 +8,7 @@
 //! the worker soon asks for the next one. Blocks that were read ahead are not installed: they wait in their frames, and
 //! the fault on the first of them installs the whole run with one call (`fault.rs`).
 //!
-//! Called by `driver/src/worker.rs`.
+//! Called by `driver/src/worker.rs`, which carries the plan out. Next on the path: `victims.rs`, which block to evict.
 
 use super::Engine;
 use crate::block::{State, Waiting};

@@ -9,7 +9,8 @@
 //! (`reports.rs`) and asks again until the block is installed. Making room (`make_room.rs`) is part of the same loop,
 //! so a fault never waits for the worker unless every block is busy.
 //!
-//! Called by `driver/src/fault.rs`, which carries out the steps.
+//! Called by `driver/src/fault.rs`, which carries out the steps. Next on the path: `block_size.rs`, how much to fetch;
+//! `make_room.rs`, a frame to fetch into; then the driver's `transfer.rs`.
 
 use super::Engine;
 use super::credit::{CreditStep, MOVES_COUNTED};

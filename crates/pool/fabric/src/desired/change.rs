@@ -6,6 +6,8 @@
 //!
 //! Binding, unbinding, resizing, draining, retiring and declaring dead are idempotent: a request for what already holds
 //! changes nothing, not even the version.
+//!
+//! Next on the path of a bind: `reconcile/establish.rs`, the steps that bring the volume to its host.
 
 use std::collections::BTreeSet;
 

@@ -14,6 +14,8 @@
 //! After fork(2) the child gets its own sockets under the same numbers before the program's code runs in it, because
 //! two processes on one stream would read each other's answers. A child that was created without our knowledge is
 //! detected by a word that fork(2) clears, and refused.
+//!
+//! Next on the path: `link.rs`, one request and its answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
