@@ -296,7 +296,7 @@ impl Mapping {
     }
 
     /// Makes a range of a [named mapping](crate::named) durable: after a crash, its file has all of the range as it is
-    /// now. The range is extended to whole pages of 4096 bytes. What has not changed is not written.
+    /// now. The range is extended to whole pages of 4096 bytes. Unchanged pages are not written.
     ///
     /// # Errors
     /// [`NamedError::NotNamed`]; [`NamedError::FullDisk`], after which the file is as before, and the sync can be

@@ -168,12 +168,12 @@ pub trait Tier: Send + Sync {
         None
     }
 
-    /// What has to be done at intervals. `None` when this tier never needs upkeep.
+    /// The work to be done at intervals. `None` when this tier never needs upkeep.
     fn upkeep(&self) -> Option<&dyn Upkeep> {
         None
     }
 
-    /// What has to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
+    /// The work to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
     /// and each may read what the other writes.
     fn forks(&self) -> Option<&dyn Forks> {
         None

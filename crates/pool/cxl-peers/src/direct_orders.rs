@@ -3,8 +3,8 @@
 
 //! What operators order a switch to do directly: ports, the size and the bandwidth of LDs, and single vPPBs.
 //!
-//! The caller has made sure that no volume is concerned. What is bound this way is a stray of the fabric manager until
-//! it is adopted.
+//! The caller has made sure that no volume is concerned. An LD that is bound this way is a stray of the fabric manager
+//! until it is adopted.
 
 use std::fmt;
 use std::sync::Arc;

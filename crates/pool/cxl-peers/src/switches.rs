@@ -186,7 +186,7 @@ impl Switches {
         std::mem::take(&mut self.notices)
     }
 
-    /// What was read last of each switch.
+    /// The newest inventory of each switch.
     pub fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {
         self.peers.iter().map(|peer| (peer.config().name.clone(), Arc::clone(peer.inventory()))).collect()
     }

@@ -282,7 +282,7 @@ impl Engine {
             return Exchange::Move;
         }
         if !self.frames.reserve(u64::from(weight * count)) {
-            // What is owed is paid back first, and a run of blocks is seldom worth its credit.
+            // The credit that is owed is paid back first, and a run of blocks is seldom worth its credit.
             let is_for_lack = self.debt_pages == 0 && count == 1;
             self.moves_lately = (self.moves_lately + u32::from(is_for_lack)).min(MOVES_COUNTED);
             return Exchange::Move;
