@@ -16,7 +16,7 @@ use crate::range::within;
 use crate::{Error, Mapping};
 
 /// A gather that is under way, made by [`Mapping::start_gather`]. It makes progress when it is polled, on the thread
-/// that polls it. Dropping it gives it up.
+/// that polls it. Dropping it abandons the gather.
 #[must_use = "a gather makes progress only when it is polled"]
 pub struct Gather<'m, 'p> {
     /// `None` once it has ended.

@@ -34,7 +34,7 @@ const EVICTIONS: i64 = 16;
 const EVICTION_PAGES: i64 = 128;
 /// Samples that a turn may begin, whose pages have left already or are moved.
 const SAMPLES_PER_TURN: usize = 32;
-/// Pages that a turn may choose in vain, because they have no contents.
+/// Pages that a turn may choose and reject, because they have no contents.
 const VAIN_PER_TURN: usize = 64;
 /// Samples that a turn looks at.
 const LOOKS_PER_TURN: usize = SAMPLES_MAX / 8;

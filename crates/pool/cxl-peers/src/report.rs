@@ -3,8 +3,8 @@
 
 //! Turns the inventory of a switch into a report for each of its devices. Pure.
 //!
-//! A device that was pulled out has nothing of any host: its LDs are reported as unbound and wiped, and the device as
-//! draining, so that members on it may leave and nothing new is placed there. When it comes back, its LDs count as
+//! A device that was pulled out has no host's bytes any more: its LDs are reported as unbound and wiped, and the device
+//! as draining, so that members on it may leave and nothing new is placed there. When it comes back, its LDs count as
 //! used. A port that stays bound while its device is out is reported as bound, since its vPPB is taken. Of a device
 //! whose link is down, nothing is known.
 

@@ -252,9 +252,9 @@ impl Engine {
         }
     }
 
-    /// The pages of another stripe's mapping with the pages `start..end`, if it may be the rest of the one in which a
-    /// stream has been so far: if both meet the ends of their stripes. Between them lie the other shards' stripes. A
-    /// descending stream comes to the last of several mappings first.
+    /// The pages of the mapping, in another stripe of this shard, that contains `start..end`. `None` unless it may
+    /// continue the mapping that a stream has just left: both must touch the ends of their stripes. Between the two lie
+    /// the stripes of other shards. A descending stream comes to the last of several mappings first.
     fn next_stripe(
         &self,
         start: PageIndex,

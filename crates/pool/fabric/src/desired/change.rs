@@ -101,7 +101,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Releases a volume. It is dropped when nothing of it is lent any more.
+    /// Releases a volume. It is dropped when none of its memory is lent any more.
     pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
         let mut released = self.desired.wanted(id)?.clone();
         released.release();
