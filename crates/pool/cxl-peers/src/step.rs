@@ -181,7 +181,7 @@ impl Peer {
 /// A vPPB that exists.
 pub(crate) fn vppb_at(state: &Inventory, vppb: &VppbAddress) -> Result<Vppb, NotDone> {
     let found = state.vppb(vppb.vcs_id.0, vppb.vppb_id.0);
-    found.ok_or_else(|| NotDone::Refused(format!("there is no vPPB {vppb}; list those of its switch")))
+    found.ok_or_else(|| NotDone::Refused(format!("there is no vPPB {vppb}; list the vPPBs of its switch")))
 }
 
 /// What a vPPB is bound to, in words.

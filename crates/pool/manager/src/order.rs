@@ -241,7 +241,7 @@ fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Resu
     };
     match members.into_iter().find(|(_, member)| is_concerned(member)) {
         Some((name, _)) => {
-            Err(NotDone::Switch(format!("volume {name} has what this is about; unbind, move or release the volume")))
+            Err(NotDone::Switch(format!("volume {name} uses this memory; unbind, move or release the volume")))
         }
         None => Ok(()),
     }

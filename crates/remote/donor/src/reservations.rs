@@ -76,7 +76,9 @@ impl Reservations {
         if let Some(lease) = self.leases.get(&key) {
             return match state(lender, lease) {
                 LeaseState::Lent { .. } if lease.host == *host && lease.bytes == bytes => Ok(()),
-                LeaseState::Lent { .. } => Err(format!("{}/{} is lent otherwise; release it first", key.0, key.1)),
+                LeaseState::Lent { .. } => {
+                    Err(format!("{}/{} is lent already, for another host or size; release it first", key.0, key.1))
+                }
                 _ => Err(format!("{}/{} was released, and is never lent again; place another member", key.0, key.1)),
             };
         }

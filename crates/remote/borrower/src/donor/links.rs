@@ -231,7 +231,7 @@ impl Links {
     pub(crate) fn take_notice(&self) -> Option<String> {
         let Security::Tls(borrower) = &self.security else { return None };
         let failure = borrower.take_failure()?;
-        Some(format!("{failure}; until then, connections to donors are made with what was read before"))
+        Some(format!("{failure}; until then, new connections to donors use the files as they were read before"))
     }
 
     /// The record of the donor's notices that it is reclaiming memory.
