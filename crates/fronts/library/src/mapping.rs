@@ -239,8 +239,8 @@ impl Mapping {
     {
         let range = within(range, self.len())?;
         self.inner.memory.check()?;
-        // SAFETY: as in `view`, and `self` is borrowed exclusively. Pins and hints have a share of `Inner`, and neither
-        // reads nor writes these bytes; they cannot be discarded without `&mut self` either.
+        // SAFETY: as in `view`, and `self` is borrowed exclusively. Pins and hints hold a reference to `Inner`, and
+        // neither reads nor writes these bytes; they cannot be discarded without `&mut self` either.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(range.start), range.len()) };
         <[T]>::mut_from_bytes(bytes).map_err(|_| unaligned::<T>(range))
     }
