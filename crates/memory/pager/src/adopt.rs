@@ -424,8 +424,8 @@ impl Adopter {
                 Err(error) => abort(&[
                     "cannot read /proc/self/pagemap (",
                     &error.to_string(),
-                    "), or ask mincore(2), which say what of new memory is there; allow either, or give it \
-                     enough DRAM (--dram)",
+                    "), or ask mincore(2), to find the pages of new memory that have contents; allow either, or give \
+                     the program enough DRAM (--dram)",
                 ]),
             };
             let origin = PageIndex::at(start);

@@ -234,7 +234,7 @@ impl Adopter {
                     .is_some_and(|state| state.tier().is_some_and(|tier| tier.after_fork_in_child(false).is_err())),
             };
             if failed {
-                abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
+                abort(&["a forked process cannot give up its parent's descriptors; raise its limits (ulimit -a)"]);
             }
         });
     }
