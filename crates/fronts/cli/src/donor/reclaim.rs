@@ -92,7 +92,7 @@ pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     })?;
     if left > 0 {
         let cause = format!("{} did not come back", ByteSize(left));
-        return Err(Failure::new(ExitCode::Failure, cause, "see 'aquifer donor status --control' for how it stands"));
+        return Err(Failure::new(ExitCode::Failure, cause, "see 'aquifer donor status --control' for its progress"));
     }
     Ok(ExitCode::Success.into())
 }
