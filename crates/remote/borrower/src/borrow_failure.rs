@@ -221,7 +221,7 @@ mod tests {
                 },
                 "start one there",
             ),
-            (BorrowFailure::TooFewMembers { needed: 2, there: 1 }, "start them"),
+            (BorrowFailure::TooFewMembers { needed: 2, there: 1 }, "start the others"),
             (BorrowFailure::Member { failure: MembershipFailure::TooMany { max: 63 } }, "restart the program"),
             (
                 BorrowFailure::NoAnswer { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },
