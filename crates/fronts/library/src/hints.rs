@@ -2,6 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Hints that a program gives about memory, and queries of its state.
+//!
+//! Next on the path: `pager/src/memory_space/hints.rs`, which hands them to the engine.
 
 use std::ops::{Range, RangeBounds};
 use std::sync::{Arc, Weak};

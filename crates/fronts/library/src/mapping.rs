@@ -2,6 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Memory of a space: copied, viewed as slices, discarded, unmapped. The hints are in `hints.rs`.
+//! Next on the path: `pager/src/memory_space.rs`.
 
 #![allow(unsafe_code, reason = "a mapping keeps its space, and hands out references to its own memory")]
 
