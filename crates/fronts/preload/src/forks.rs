@@ -11,6 +11,8 @@
 //! zeros.
 //!
 //! `posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and need none of this.
+//!
+//! Next on the path: `pager/src/fork.rs`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 

@@ -12,6 +12,8 @@
 //! resolved by the faulting thread; [`Adopter::upkeep`] starts the worker once there is work for it.
 //!
 //! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so no foreign code runs between these steps.
+//!
+//! Next on the path: `driver/src/quiesce.rs`, `core/src/engine/fork.rs`, and in the child `family.rs` (`become_child`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

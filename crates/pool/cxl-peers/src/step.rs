@@ -6,6 +6,8 @@
 //! A switch never refuses a command as stale, and other managers may change it, too. So a vPPB is unbound only if it
 //! is bound to the LD of the step; an LD is wiped only while nobody has it; and an LD is bound only if nobody has had
 //! it since it was wiped. The time between a guard and its command is that of one exchange.
+//!
+//! Next on the path: the switch itself, through `aquifer_fmapi_client`; `report.rs` then shows the manager the result.
 
 use std::sync::Arc;
 

@@ -7,6 +7,8 @@
 //! *wiping* and *released*, is never lent a second time, and is listed until the manager says that it may be forgotten.
 //! The memory is gone when the donor ends, and with it all of this, which its next start reports as another
 //! incarnation.
+//!
+//! Next on the path: `leases/reserve.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
