@@ -192,7 +192,8 @@ impl Wakeup {
     }
 }
 
-/// How long a thread waits before it looks again by itself. A choice: rarely needed, since what is awaited wakes it.
+/// How long a thread waits before it looks again by itself. A choice: rarely needed, since the fetch that it awaits
+/// wakes it.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// Polls until there is an outcome, or until `until`. In a context, other contexts run meanwhile.

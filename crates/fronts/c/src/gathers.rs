@@ -141,7 +141,7 @@ pub unsafe extern "C" fn aquifer_gather_start(
         let mapping = mapping::get(mapping)?;
         // SAFETY: the caller's promise.
         let (pieces, place) = unsafe { (self::pieces(&mapping, pieces, count)?, Place::new(gather, "gather")?) };
-        // SAFETY: `State` has a share of the mapping, which it drops after the gather.
+        // SAFETY: `State` holds a reference to the mapping, which it drops after the gather.
         let lasting: &'static aquifer::Mapping = unsafe { &*Arc::as_ptr(&mapping) };
         let gather = lasting.start_gather(pieces)?;
         let state = State { gather: Some(gather), outcome: Ok(()), _mapping: mapping };

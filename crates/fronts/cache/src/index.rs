@@ -126,7 +126,7 @@ impl Index {
         }
     }
 
-    /// Sets the place of a key, not yet read, and returns what was there before. The index is not full, or has the key.
+    /// Sets the place of a key, not yet read, and returns the earlier place. The index is not full, or has the key.
     pub fn put(&mut self, hash: u64, place: Place, expires_ms: u64) -> Option<Found> {
         let entry = Entry { hash, packed: pack(place), expires_ms };
         match self.slot(hash) {

@@ -49,7 +49,7 @@ pub struct Net {
     connections_max: usize,
     /// Connections with something to decode.
     queue: VecDeque<ConnectionIndex>,
-    /// What is read from a socket passes through this.
+    /// The buffer through which bytes are read from sockets.
     received: Vec<u8>,
     checked_at: Instant,
     /// True while the process has no descriptor for another client.

@@ -226,8 +226,8 @@ impl Store {
 
     /// Writes a record over the one in its place, if that is resident and as long. Whether it did.
     ///
-    /// What is updated often is resident. Where it stays, it leaves nothing to clean, and the log does not grow by it:
-    /// neither are new pages filled, nor pages of dead records written back to the tier.
+    /// A value that is updated often is resident. Where it stays, it leaves nothing to clean, and the log does not grow
+    /// by it: neither are new pages filled, nor pages of dead records written back to the tier.
     fn overwrite(&mut self, hash: u64, place: Place, record: &[u8]) -> Result<bool, StoreFailure> {
         if place.bytes as usize != record.len() || !self.is_ready(place) {
             return Ok(false);

@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::exit::{ExitCode, Failure, say};
 use crate::output;
 
-/// List CXL memory, and turn what is bound to this host into memory that programs use
+/// List CXL memory, and turn devices bound to this host into memory for programs
 ///
 /// A region joins CXL devices into one range of memory. The kernel shows it as a memory device, such as dax0.0, whose
 /// memory is either a NUMA node (online) or belongs to the program that opens the device (offline). All commands except

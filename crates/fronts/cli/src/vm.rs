@@ -22,9 +22,9 @@ use accelerator::Choice;
 
 /// Run a virtual machine in QEMU on less DRAM than its guest has memory
 ///
-/// The guest sees --memory. Of that and of what QEMU needs for itself, at most --dram is in local DRAM.
-/// The guest is not changed. Memory that it frees is freed on the host too, by its balloon's free page
-/// reporting. Arguments after -- are QEMU's own: disks, networks, a kernel, a display.
+/// The guest sees --memory. At most --dram of its memory and QEMU's own is in local DRAM. The guest is not changed.
+/// Memory that it frees is freed on the host too, by its balloon's free page reporting. Arguments after -- are QEMU's
+/// own: disks, networks, a kernel, a display.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = after_help())]
 pub struct VmArgs {

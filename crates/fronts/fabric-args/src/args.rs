@@ -193,7 +193,7 @@ Examples:
   aquifer fabric declare-gone host h001
   aquifer fabric declare-gone donor d0002 --dry-run")]
     DeclareGone(DeclareGone),
-    /// Adopt what is in use, after the manager's state was lost
+    /// Adopt memory that is in use, after the manager's state was lost
     #[command(after_long_help = "\
 Examples:
   aquifer fabric adopt --dry-run")]

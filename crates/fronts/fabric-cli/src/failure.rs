@@ -54,7 +54,7 @@ pub(crate) fn refused(status: u16, body: &Value) -> Failure {
             failed(format!("{message}; run 'aquifer fabric login ACCOUNT'"))
         }
         (_, _, Some(line)) => failed(line),
-        _ => failed(format!("the answer has status {status} and no error that is known; check --url")),
+        _ => failed(format!("the answer has status {status} and no error message of a fabric manager; check --url")),
     }
 }
 

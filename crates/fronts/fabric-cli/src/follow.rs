@@ -37,7 +37,7 @@ pub(crate) fn events(session: &mut Session<'_>, args: &Events) -> Result<(), Fai
     })?;
     match args.count == Some(shown) {
         true => Ok(()),
-        false => Err(failed(format!("the manager has ended the event stream; go on with --after {last}"))),
+        false => Err(failed(format!("the manager has ended the event stream; continue with --after {last}"))),
     }
 }
 

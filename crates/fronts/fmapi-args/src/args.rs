@@ -170,7 +170,7 @@ pub struct At {
     /// Address this logical device of the device at the port
     #[arg(long, value_name = "N", requires = "port")]
     pub ld: Option<u8>,
-    /// For dynamic capacity: show that of this host
+    /// The host whose dynamic capacity is shown
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub host: u16,
 }
@@ -209,7 +209,7 @@ pub struct Log {
     /// The component.
     #[command(flatten)]
     pub at: At,
-    /// Clear what is shown
+    /// Clear the records that are shown
     #[arg(long)]
     pub clear: bool,
 }

@@ -197,5 +197,5 @@ pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<S
 }
 
 fn meaning(data: Option<&EventData>) -> String {
-    data.map_or("a record of another kind".into(), |data| format!("{data:?}"))
+    data.map_or("a record of an unknown type".into(), |data| format!("{data:?}"))
 }

@@ -52,8 +52,8 @@ use crate::executor_reads::{ExecutorReads, Running};
 use crate::fetches::{DEPTH, Fetches, WAIT_ONCE};
 use crate::space::Shared;
 
-/// Maximum number of contexts that have begun and not ended. A bound on memory, for contexts that wait for other
-/// things than fetches.
+/// Maximum number of contexts that have begun and not ended. A bound on memory, for contexts that wait for things
+/// other than fetches.
 const CONTEXTS_MAX: usize = 1 << 16;
 /// New contexts begin while fewer fetches than this are under way or wait: twice what the tier's queue takes, so that
 /// it does not run empty.

@@ -13,8 +13,8 @@ use crate::{Error, Space};
 
 /// How often memory would have to be fetched, for each amount of DRAM: more than the budget, and less.
 ///
-/// It is the curve of a policy that keeps what was used last. The default policy does better where a program scans
-/// more memory than it has DRAM.
+/// It is the curve of LRU, which keeps the pages that were used last. The default policy does better where a program
+/// scans more memory than it has DRAM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissRatioCurve {
     curve: Curve,

@@ -93,7 +93,7 @@ pub enum Error {
         /// The size that was given.
         bytes: usize,
     },
-    /// The destination is longer or shorter than what is to be copied.
+    /// The destination is longer or shorter than the bytes to be copied.
     BufferSize {
         /// Its length.
         bytes: usize,

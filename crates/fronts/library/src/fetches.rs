@@ -221,8 +221,8 @@ fn look(started: &mut Started) -> Option<Result<(), Error>> {
     }
 }
 
-/// Starts the thread that takes turns for futures in executors that know nothing of spaces. It keeps no share of the
-/// space while it waits for the list's lock.
+/// Starts the thread that takes turns for futures in executors that know nothing of spaces. It keeps no reference to
+/// the space while it waits for the list's lock.
 fn start_thread(space: &Arc<Shared>) -> bool {
     let space = Arc::downgrade(space);
     let run = move || {

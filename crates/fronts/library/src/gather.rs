@@ -16,7 +16,7 @@ use crate::range::within;
 use crate::{Error, Mapping};
 
 /// A gather that is under way, made by [`Mapping::start_gather`]. It makes progress when it is polled, on the thread
-/// that polls it. Dropping it gives it up.
+/// that polls it. Dropping it abandons the gather.
 #[must_use = "a gather makes progress only when it is polled"]
 pub struct Gather<'m, 'p> {
     /// `None` once it has ended.
@@ -24,9 +24,9 @@ pub struct Gather<'m, 'p> {
 }
 
 impl Gather<'_, '_> {
-    /// Copies what has arrived, and asks for more. Does not wait for what is being read in place. `Ready` when all
-    /// pieces have been copied, or one of them cannot be: then some of the others have been copied. Once it has ended,
-    /// it is `Ready(Ok(()))`.
+    /// Copies pieces that have arrived, and asks for more. Does not wait for pieces that are being read in place.
+    /// `Ready` when all pieces have been copied, or one of them cannot be: then some of the others have been copied.
+    /// Once it has ended, it is `Ready(Ok(()))`.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].

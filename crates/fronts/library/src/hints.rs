@@ -2,6 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Hints that a program gives about memory, and queries of its state.
+//!
+//! Next on the path: `pager/src/memory_space/hints.rs`, which hands them to the engine.
 
 use std::ops::{Range, RangeBounds};
 use std::sync::{Arc, Weak};
@@ -152,7 +154,7 @@ impl Hints {
 }
 
 impl Mapping {
-    /// The range will be used soon: fetches what is evicted, in the background. Returns at once.
+    /// The range will be used soon: fetches its evicted pages, in the background. Returns at once.
     ///
     /// Whole blocks are fetched. They wait in DRAM until a touch puts them at their addresses, which takes some
     /// microseconds and no transfer. Where [`Pattern::Random`] was announced and blocks may change their size, a
@@ -183,7 +185,8 @@ impl Mapping {
     /// The range will not be used for a long time: moves it to the tier, in the background. Returns at once.
     ///
     /// Blocks that lie only partly in the range stay. A hint: blocks that cannot leave now stay, and when more than 32
-    /// evictions wait, the oldest is dropped. An eviction that is under way may take back what is touched meanwhile.
+    /// evictions wait, the oldest is dropped. An eviction that is under way may also evict pages that are touched
+    /// meanwhile.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -295,7 +298,7 @@ impl Mapping {
     /// A future that makes the range resident. The fetch starts when the future is first polled.
     ///
     /// It works in any executor; see [`contexts`](crate::contexts) for one that runs thousands of them on one thread.
-    /// It does not keep the mapping. Dropping it abandons nothing that is in use: what is being fetched arrives in the
+    /// It does not keep the mapping. Dropping it does not stop a fetch that has begun: the pages arrive in the
     /// space's own memory.
     ///
     /// The memory may leave again at any time; a [pin](Self::pin) keeps it.

@@ -2,6 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Memory of a space: copied, viewed as slices, discarded, unmapped. The hints are in `hints.rs`.
+//! Next on the path: `pager/src/memory_space.rs`.
 
 #![allow(unsafe_code, reason = "a mapping keeps its space, and hands out references to its own memory")]
 
@@ -239,8 +240,8 @@ impl Mapping {
     {
         let range = within(range, self.len())?;
         self.inner.memory.check()?;
-        // SAFETY: as in `view`, and `self` is borrowed exclusively. Pins and hints have a share of `Inner`, and neither
-        // reads nor writes these bytes; they cannot be discarded without `&mut self` either.
+        // SAFETY: as in `view`, and `self` is borrowed exclusively. Pins and hints hold a reference to `Inner`, and
+        // neither reads nor writes these bytes; they cannot be discarded without `&mut self` either.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(range.start), range.len()) };
         <[T]>::mut_from_bytes(bytes).map_err(|_| unaligned::<T>(range))
     }
@@ -296,7 +297,7 @@ impl Mapping {
     }
 
     /// Makes a range of a [named mapping](crate::named) durable: after a crash, its file has all of the range as it is
-    /// now. The range is extended to whole pages of 4096 bytes. What has not changed is not written.
+    /// now. The range is extended to whole pages of 4096 bytes. Unchanged pages are not written.
     ///
     /// # Errors
     /// [`NamedError::NotNamed`]; [`NamedError::FullDisk`], after which the file is as before, and the sync can be

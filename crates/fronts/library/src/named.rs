@@ -5,7 +5,7 @@
 //!
 //! A named mapping is a [`Mapping`](crate::Mapping): it is read, written to, viewed, pinned and hinted at like any
 //! other. Its file is in the directory that [`Builder::named_in`](crate::Builder::named_in) names, and is read when its
-//! memory is touched, so that opening a mapping costs little, whatever its size. What is written stays in DRAM and in
+//! memory is touched, so that opening a mapping costs little, whatever its size. Changes stay in DRAM and in
 //! the tiers until a sync.
 //!
 //! ```
@@ -36,7 +36,7 @@
 //!   [`snapshot`](crate::Mapping::snapshot) is the state of the whole mapping at one moment.
 //! - **Every page is checked** when it is read from the file. A page that is not what was synced is lost: reads of its
 //!   block return [`Error::Lost`](crate::Error::Lost), and a load of it gets SIGBUS. It never has other bytes.
-//! - **What is not synced** when the mapping is dropped, or its process ends, is gone.
+//! - **Changes that are not synced** when the mapping is dropped, or its process ends, are lost.
 //! - **The bytes are those of the machine.** A view of `u64` is little-endian on every machine that this crate runs on.
 //!
 //! # What it costs

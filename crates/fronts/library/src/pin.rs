@@ -27,7 +27,7 @@ pub struct Pin {
 
 impl Pin {
     pub(crate) fn of(mapping: &Arc<Inner>, range: Range<usize>) -> Result<Self, Error> {
-        // SAFETY: the mapping is in an `Arc`, which this value has a share of, and drops after the pin.
+        // SAFETY: the mapping is in an `Arc`, to which this value holds a reference, which it drops after the pin.
         let memory: &'static Mapping<'static> = unsafe { &*std::ptr::from_ref(&mapping.memory) };
         let pin = memory.pin_for_long(range.start, range.len()).map_err(|failure| match failure {
             SpaceFailure::TooMuchPinned => Error::PinnedTooMuch { bytes_max: mapping.space.memory.pinned_bytes_max() },

@@ -108,7 +108,7 @@ impl Space {
     }
 
     /// Maximum number of bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a
-    /// fixed part of the budget, so that what arrives does not push out what has just arrived.
+    /// fixed part of the budget, so that arriving blocks do not evict blocks that have just arrived.
     pub fn prefetch_bytes_max(&self) -> usize {
         self.shared.memory.wanted_bytes_max()
     }

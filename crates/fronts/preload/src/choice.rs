@@ -7,6 +7,8 @@
 //! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. Memory that
 //! the program has mapped, or that was loaded with it, may be anything (rings that the kernel fills at any time,
 //! stacks, another process's view), and gets a listener.
+//!
+//! Next on the path: `pager/src/adopt.rs`.
 
 use aquifer_core::map::Delivery;
 

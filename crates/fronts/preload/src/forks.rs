@@ -11,6 +11,8 @@
 //! zeros.
 //!
 //! `posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and need none of this.
+//!
+//! Next on the path: `pager/src/fork.rs`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 
@@ -191,7 +193,7 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
 fn without_shared_table(flags: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if flags & libc::CLONE_FILES as usize != 0 && !SAID.swap(true, Ordering::Relaxed) {
-        say(&["a process with memory of its own gets a copy of the table of descriptors (clone with CLONE_FILES)"]);
+        say(&["clone without CLONE_VM cannot share descriptors: CLONE_FILES is ignored, and the child gets copies"]);
     }
     flags & !(libc::CLONE_FILES as usize)
 }

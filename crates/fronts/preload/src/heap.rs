@@ -7,6 +7,9 @@
 //! Its one automatic arena is not managed: it serves libc's allocations inside the pager's threads, and jemalloc itself
 //! while one of the hooks below runs. The program's threads are bound to arenas that take their extents from this file:
 //! a few for small objects, one for big ones.
+//!
+//! Next on the path: `choice.rs`, which delivery each kind of object gets; `pager/src/adopt.rs`, which adopts the
+//! extents.
 
 #![allow(unsafe_code, reason = "the C ABI of malloc, and jemalloc's")]
 

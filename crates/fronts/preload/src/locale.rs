@@ -3,9 +3,9 @@
 
 //! setlocale(3): the C library's allocations for the program's locale are never managed.
 //!
-//! Each new thread reads them before anything else, while the C library blocks every signal on it. A fault there cannot
-//! be signalled, and the kernel would end the program. This happened with the worker of a forked child, which is made
-//! where calls do not trap, so that SIGBUS is blocked with the other signals.
+//! Each new thread reads these allocations before anything else, while the C library blocks every signal on it. A fault
+//! there cannot be signalled, and the kernel would end the program. This happened with the worker of a forked child: it
+//! is created while system calls do not trap, so SIGBUS is blocked with the other signals.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

@@ -2,6 +2,11 @@
 // Copyright the Aquifer authors
 
 //! The program's mmap family: private anonymous mappings become managed, all others stay with the kernel as before.
+//!
+//! Memory that becomes managed is handed to the pager; unmapping it, or mapping over it, takes it back. Calls that the
+//! program makes with syscall(2) arrive through `by_number.rs`.
+//!
+//! Next on the path: `choice.rs`, which memory is managed; `pager/src/adopt.rs`, which takes it over.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

@@ -9,7 +9,7 @@
 //! The lock is held with signals blocked, so a handler of the program cannot find it taken by its own thread.
 //!
 //! Large allocations are mappings of their own: their zeros take no memory until they are written to, they grow without
-//! a copy, and what is freed goes back to the kernel at once. The tables of managed memory depend on the first of these
+//! a copy, and freed memory goes back to the kernel at once. The tables of managed memory depend on the first of these
 //! properties.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
@@ -77,7 +77,7 @@ fn mapping_len(layout: &Layout) -> Option<usize> {
     (layout.size() >= LARGE_BYTES && layout.align() <= PAGE).then(|| layout.size().next_multiple_of(PAGE))
 }
 
-/// Maps a large allocation: zeros, without huge pages, which would take memory for what is never written to.
+/// Maps a large allocation: zeros, without huge pages, which would take memory for pages that are never written.
 fn map_large(len: usize) -> *mut u8 {
     let Ok(start) = aquifer_sys::memory::map_anonymous(len) else { return std::ptr::null_mut() };
     // If the kernel has no huge pages, it refuses the advice, which is then not needed.

@@ -189,7 +189,7 @@ fn check_userfaultfd(counters: &Counters) {
     if is_first {
         refuse_to_start(&why);
     }
-    say(&["this program ends if it needs more than the budget: ", &why]);
+    say(&["this program will be ended when its memory outgrows the budget: ", &why]);
 }
 
 fn describe(counters: &Counters, config: &Config) {
@@ -249,7 +249,7 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
         Err(_) => {
             // Another file may have this number by now.
             if config.verbose > 0 {
-                say(&["the parent had closed the ledger of the budget; this program has a budget of its own"]);
+                say(&["the parent has closed the ledger of the budget, so this program gets a budget of its own"]);
             }
             None
         }

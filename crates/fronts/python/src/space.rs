@@ -153,7 +153,7 @@ impl Space {
         made.ok_or_else(|| errors::closed(py, "space"))?.or_raise(py)
     }
 
-    /// Maps memory. It keeps a share of the space until it is closed.
+    /// Maps memory. It keeps a reference to the space until it is closed.
     pub fn map(&self, py: Python<'_>, bytes: usize) -> PyResult<(aquifer::Mapping, Arc<()>)> {
         let share = Arc::clone(&self.shares);
         self.with(py, |space| space.map(bytes)).map(|mapping| (mapping, share))

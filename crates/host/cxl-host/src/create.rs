@@ -53,7 +53,7 @@ struct Plan<'a> {
     granularity_bytes: u64,
 }
 
-/// Makes a region and enables it. On failure everything is as before, unless the failure names what is left.
+/// Makes a region and enables it. On failure everything is as before, unless the failure names the parts that are left.
 pub fn create(tree: &dyn Tree, request: &Request) -> Result<Region, CxlFailure> {
     create_recorded(tree, request, &mut |_| Ok(()))
 }
@@ -191,7 +191,7 @@ fn make(tree: &dyn Tree, name: &str, plan: &Plan<'_>) -> Result<(), CxlFailure> 
     write_all(tree, &writes).map_err(CxlFailure::write)
 }
 
-/// Takes back what was made, as far as it is there.
+/// Removes the parts of a region that were made.
 fn undo(tree: &dyn Tree, name: &str, plan: &Plan<'_>, failure: CxlFailure) -> CxlFailure {
     let decoders: Vec<&str> = plan.decoders.iter().map(|decoder| decoder.name.as_str()).collect();
     let left = crate::destroy::take_back(tree, name, &plan.window.name, &decoders).err().map(|_| name.to_owned());

@@ -156,7 +156,7 @@ impl fmt::Display for CxlFailure {
             CxlFailure::BlockHeld { device, block, write, holders, left_offline } => {
                 write!(f, "memory block {block} of {device} cannot be emptied: {}{}", write.source, named(holders))?;
                 match left_offline {
-                    0 => f.write_str("; everything is online as before: end the users, or bring it online as movable"),
+                    0 => f.write_str("; all of it is online as before: end its users, or bring it online as movable"),
                     count => write!(f, "; {count} blocks are still offline: run 'aquifer cxl online {device}'"),
                 }
             }

@@ -4,7 +4,7 @@
 //! The driver's traits on a machine where everything completes at once: one thread, a kernel that refuses nothing but
 //! locked memory, a tier without latency, of which a part may refuse writes. It shows decisions, not durations.
 //!
-//! Strict about bytes: what is installed at the program's addresses must be the program's last write.
+//! Strict about bytes: an installed page must have the program's last write.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

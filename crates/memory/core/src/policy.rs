@@ -14,6 +14,8 @@
 //! [`PolicyName`] has the policies themselves. The type of the same name in `config/src/keywords.rs` has the words that
 //! a user may write, and knows no policy, because `config` depends on no crate. `preload/src/start.rs` (`start`) turns
 //! the configured word into a [`PolicyName`] and builds the policy.
+//!
+//! Called by `engine/victims.rs`. Next on the path: `standby.rs`, where a victim waits.
 
 use std::{fmt, str::FromStr};
 

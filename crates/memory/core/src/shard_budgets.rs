@@ -3,10 +3,10 @@
 
 //! How the shards of a space divide its budget.
 //!
-//! Pure, and does not allocate. One undivided list would evict what was not touched for the longest time, wherever it
-//! lies. Shards with lists of their own do the same if their blocks stay in DRAM for equally long: if the ratio of
-//! budget to evicted pages is the same in all of them. So the shard with the longest stay gives pages to the one with
-//! the shortest.
+//! Pure, and does not allocate. One undivided list would evict the block that was not touched for the longest time,
+//! wherever it lies. Shards with lists of their own do the same if their blocks stay in DRAM for equally long: if the
+//! ratio of budget to evicted pages is the same in all of them. So the shard with the longest stay gives pages to the
+//! one with the shortest.
 //!
 //! A shard receives pages only when the shard that gives them has evicted what exceeds its smaller budget: the sum of
 //! the budgets and of the [debts](crate::engine::Engine::debt_pages) is never more than the whole budget.
@@ -29,7 +29,7 @@ pub struct Observed {
     pub evicted_pages: u64,
     /// Pages over its budget that are still resident.
     pub debt_pages: u64,
-    /// Pages that it needs at least: what it cannot do without, and what is locked in it.
+    /// Pages that it needs at least: those that it cannot do without, and those that are locked.
     pub min_pages: u64,
     /// Maximum number of pages that it can use.
     pub max_pages: u64,
@@ -99,7 +99,7 @@ impl ShardBudgets {
         self.pages[shard]
     }
 
-    /// The budgets of all shards, and what is on its way.
+    /// The budgets of all shards, and the pages on their way from one to another.
     pub fn total(&self) -> u64 {
         self.pages.iter().sum::<u64>() + self.moving().map_or(0, |(_, pages)| pages)
     }

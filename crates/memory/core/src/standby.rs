@@ -10,6 +10,8 @@
 //!
 //! The lists are threaded through the frames that the blocks are in, not through the blocks: there are only as
 //! many frames as the budget has pages, and the managed memory can be many times as large.
+//!
+//! Next on the path: `engine/make_room.rs` reuses the frame of the block that has waited longest.
 
 use crate::block::Waiting;
 use crate::frames::FramePool;

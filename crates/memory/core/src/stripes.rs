@@ -28,7 +28,7 @@ const PAGES_PER_SHARD: u64 = 1 << 18;
 
 /// A shard's budget has room for at least this many stripes.
 const STRIPES_IN_BUDGET: u64 = 16;
-/// The longest stripe, in pages: 64 MiB. A choice: what is read ahead at a stripe's beginning waits until the program
+/// The longest stripe, in pages: 64 MiB. A choice: blocks read ahead at a stripe's beginning wait until the program
 /// has passed through the stripes of all other shards.
 const STRIPE_PAGES_MAX: u64 = 16 << 10;
 

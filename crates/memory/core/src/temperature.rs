@@ -13,6 +13,8 @@
 //! few blocks, only so that two bytes for the epoch are enough (`SWEEP_EPOCHS`).
 //!
 //! Units and interpretation: `docs/temperature.md`.
+//!
+//! Called by `map/heat.rs`.
 
 use crate::block::State;
 use crate::policy::Arrival;

@@ -8,6 +8,8 @@
 //! since it was installed, so its bytes can be copied while the program runs, and one call drops all copied blocks.
 //! Nothing is lost in between: a store faults on the protection and waits, since the block is Leaving; and no device
 //! can be about to write to a page, since a pin for writing would have lifted the protection first.
+//!
+//! Next on the path: `evict.rs`, for blocks that are not sealed; `pager/src/space/exchanger.rs`, for those that are.
 
 use aquifer_core::engine::{DROPS_MAX, Task};
 use aquifer_core::map::{Delivery, Pages};

@@ -5,6 +5,8 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock but the engine's. The worker evicts many at a
 //! time: `batch.rs`.
+//!
+//! Next on the path: `pager/src/space/exchanger.rs`, then `core/src/engine/reports.rs` (`evicted`).
 
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex};

@@ -43,16 +43,19 @@ impl Fatal {
                 "a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel \
                  log (dmesg)"
             }
-            Fatal::Install(_) => "the kernel refused to install a block",
-            Fatal::Protection(_) => "the kernel refused to lift a write-protection",
-            Fatal::ZeroPage(_) => "the kernel refused a zero page",
-            Fatal::FramePages(_) => "the kernel refused to take pages back",
-            Fatal::Divided => "a block could be taken away in part only; its contents would be lost",
-            Fatal::UnreadFaults(_) => "the userfaultfd cannot be read",
+            Fatal::Install(_) => "the kernel refused to install a block; please report this line, with uname -r",
+            Fatal::Protection(_) => {
+                "the kernel refused to lift a write-protection; please report this line, with uname -r"
+            }
+            Fatal::ZeroPage(_) => "the kernel refused to install a zero page; please report this line, with uname -r",
+            Fatal::FramePages(_) => "the kernel refused to take pages back; please report this line, with uname -r",
+            Fatal::Divided => "the kernel moved only a part of a block; please report this line, with uname -r",
+            Fatal::UnreadFaults(_) => "the userfaultfd cannot be read; please report this line, with uname -r",
             Fatal::QueueStarts => "the tier's queue does not start transfers; check the kernel log (dmesg)",
-            Fatal::QueueFull => "the tier's queue accepts no more transfers and completes none",
+            Fatal::QueueFull => "the tier's queue is full and completes nothing; check the kernel log (dmesg)",
             Fatal::PartlyDiscarded => {
-                "a block that the program partly gives back cannot be fetched; its other part would be lost"
+                "a block that the program partly gives back cannot be fetched, and the rest of it would be lost; check \
+                 the tier"
             }
             Fatal::Misplaced(text) => text,
         }

@@ -153,7 +153,7 @@ impl Search {
 }
 
 /// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read. If
-/// there is no room, because what is resident is pinned, gets some from another shard of the space.
+/// there is no room, because the resident blocks are pinned, gets some from another shard of the space.
 pub fn resolve<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
     for _ in 0..LOANS_MAX {
         let outcome = resolve_in(space, page, thread, write)?;

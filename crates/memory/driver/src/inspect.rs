@@ -4,6 +4,8 @@
 //! Checks the bytes in a frame: whether they are those written back, and whether the tier has them already.
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
+//!
+//! Next on the path: `pager/src/space/exchanger.rs`, which installs bytes that match.
 
 use aquifer_core::guard;
 use aquifer_core::units::{PAGE_BYTES, REGION_PAGES};

@@ -12,7 +12,7 @@
 //! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
 //! - `make_resident.rs`: the memory of a system call becomes resident.
 //! - `discard.rs`: memory that the program gives back. `quiesce.rs`: brings the space to rest before a fork.
-//! - `shards.rs`: several engines that divide one space. `debts.rs`: what is done for those that have no worker.
+//! - `shards.rs`: several engines that divide one space. `debts.rs`: pays the debts of those that have no worker.
 //! - `engine_lock.rs`: the locked engine; every call that changes it is recorded there.
 //! - `fatal.rs`: errors that a space cannot recover from. The driver returns them; the caller that created the space
 //!   decides what happens next.

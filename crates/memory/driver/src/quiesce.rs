@@ -2,6 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Brings a space to rest before a fork: no thread is working on a block, and no block exists only in a frame.
+//!
+//! Next on the path: `core/src/engine/fork.rs`, the slabs that both processes read.
 
 use std::time::Duration;
 

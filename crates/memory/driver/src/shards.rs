@@ -137,7 +137,7 @@ pub fn spent<S: Shards>(shards: &S, budgets: &ShardBudgets) -> (u64, u64) {
     let (mut debt, mut both) = (0, 0);
     for (index, owed) in debts {
         debt += owed;
-        // What is on its way is part of the total until it arrives, and of the giver's debt until the giver has paid.
+        // Budget on its way is part of the total until it arrives, and of the giver's debt until the giver has paid.
         both += budgets.moving().filter(|(from, _)| *from == index).map_or(0, |(_, pages)| pages.min(owed));
     }
     (budgets.total() + debt - both, debt)

@@ -107,7 +107,7 @@ impl fmt::Display for HotnessFailure {
                 )
             }
             HotnessFailure::Wrong { name, what } => {
-                write!(f, "the hotness monitor {name} is none: {what}; check which block of registers it is")
+                write!(f, "{name} is not a hotness monitor: {what}; check which register block it names")
             }
         }
     }

@@ -4,7 +4,7 @@
 //! What every source of hotness can do, and what it finds.
 //!
 //! A source says which ranges are hot, never that a range is cold: hardware has too few counters for that, and lists
-//! overflow. What was lost is reported with what was found.
+//! overflow. The number of lost entries is reported with those that were found.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub trait HotnessSource {
     /// What was found hot since the last call.
     fn collect(&mut self) -> Result<Hot, HotnessFailure>;
 
-    /// Ends counting. What has not been collected is lost.
+    /// Ends counting. Entries that have not been collected are lost.
     fn stop(&mut self) -> Result<(), HotnessFailure>;
 }
 

@@ -13,6 +13,8 @@
 //! A failure before step 3 changes nothing: the places that were taken are given back, and the next sync writes
 //! everything again. After a failure in step 2 or 3 it is unknown what the medium has, so neither the old nor the new
 //! places may be reused: the store is broken until it is opened again.
+//!
+//! Next on the path of a sync: `core/src/engine/named.rs` (`renew`), which makes the pages clean.
 
 use std::collections::BTreeMap;
 

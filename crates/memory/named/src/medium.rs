@@ -22,7 +22,7 @@ pub trait Medium {
     /// Makes the file at least `pages` pages long, with room for all of them.
     fn grow(&self, pages: u64) -> Result<(), MediumFailure>;
 
-    /// Waits until everything that was written is durable. After an error, nothing is known about what was written.
+    /// Waits until everything that was written is durable. After an error, any of the writes may or may not be durable.
     fn sync(&self) -> Result<(), MediumFailure>;
 }
 

@@ -23,7 +23,7 @@ const FORMAT: u32 = 1;
 /// differ by some per cent.
 const TOLERANCE: f64 = 0.1;
 /// The largest weight. A node that has less than this part of the fastest node's bandwidth is left out: pages there
-/// would hold up every pass.
+/// would slow down every pass over memory.
 const WEIGHT_MAX: u8 = 64;
 /// A node whose memory has changed by less than this part is the same node: firmware and kernels reserve some.
 const SIZE_CHANGE_PART: u64 = 8;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the kernel shows of its memory: NUMA nodes, memory devices (`/dev/daxX.Y`), and its own tiering.
+//! The memory that the kernel shows: NUMA nodes, memory devices (`/dev/daxX.Y`), and its own tiering.
 //!
 //! Everything is a function of a [`Tree`], the files of sysfs(5) and proc(5): those of this machine ([`Machine`]), or a
 //! tree in memory ([`Fixture`]) for tests, which also injects failures. What should be changed is decided apart from

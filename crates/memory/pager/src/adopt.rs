@@ -9,6 +9,8 @@
 //!
 //! Threads: any thread of the program, outside the fault path. Signals are blocked while the lock is held, so that no
 //! handler of the program can re-enter this file on the same thread.
+//!
+//! Next on the path of a fault, once the pager has started: `signal.rs` or `listener.rs`, depending on the delivery.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -407,7 +409,7 @@ impl Adopter {
                     size.text(),
                     " KiB stays outside the budget: the kernel refuses to register it (",
                     errno.name(),
-                    ")",
+                    "); it counts as unmanaged",
                 ]);
                 budgets = pager.lock_budgets();
                 engines = pager.lock_all();
@@ -422,8 +424,8 @@ impl Adopter {
                 Err(error) => abort(&[
                     "cannot read /proc/self/pagemap (",
                     &error.to_string(),
-                    "), or ask mincore(2), which say what of new memory is there; allow either, or give it \
-                     enough DRAM (--dram)",
+                    "), or ask mincore(2), to find the pages of new memory that have contents; allow either, or give \
+                     the program enough DRAM (--dram)",
                 ]),
             };
             let origin = PageIndex::at(start);

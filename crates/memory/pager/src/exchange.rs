@@ -14,8 +14,9 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `space/exchanger.rs`, which calls this
-//! file; no decision is made here.
+//! The kernel may end a transfer early: `exchange/repeat.rs`. Called by `space/exchanger.rs`; no decision is made here.
+//! Next on the path: the faulting thread repeats its access, and the engine records the arrival
+//! (`core/src/engine/reports.rs`, `core/src/map/heat.rs`).
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
 

@@ -12,6 +12,8 @@
 //! resolved by the faulting thread; [`Adopter::upkeep`] starts the worker once there is work for it.
 //!
 //! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so no foreign code runs between these steps.
+//!
+//! Next on the path: `driver/src/quiesce.rs`, `core/src/engine/fork.rs`, and in the child `family.rs` (`become_child`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -182,7 +184,7 @@ impl Adopter {
                 self.announce_need(&self.state());
             }
             if let Err(failure) = pager.start_threads() {
-                say(&["this forked process reads ahead and writes back on demand only: ", &failure.to_string()]);
+                say(&["this forked process has no worker, and its faults do all the work: ", &failure.to_string()]);
             }
         }
     }
@@ -234,7 +236,7 @@ impl Adopter {
                     .is_some_and(|state| state.tier().is_some_and(|tier| tier.after_fork_in_child(false).is_err())),
             };
             if failed {
-                abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
+                abort(&["a forked process cannot give up its parent's descriptors; raise its limits (ulimit -a)"]);
             }
         });
     }

@@ -288,7 +288,7 @@ mod tests {
         let is_over = AtomicU64::new(0);
         let add = |all: &AllPublished| all.sum(|published| &published.dram_pages);
         let wait_for = |flag: &AtomicU64| {
-            // The first thread waits in vain for the second one, which waits for the first one.
+            // The first thread waits for the second one, which waits for the first one, until the time is over.
             let started = Instant::now();
             while flag.load(Ordering::Acquire) == 0 && started.elapsed() < Duration::from_millis(300) {
                 std::thread::yield_now();

@@ -8,8 +8,8 @@
 //! fetched or filled gets one, because its frame is supplied from huge pages (`huge_frames.rs`). Nothing has to be
 //! collapsed, and the engine counts such blocks as all others. See docs/decisions/0066.
 //!
-//! Only whole huge pages count: what is left at the ends of the range has ordinary blocks. Once the pager runs, huge
-//! pages with contents keep their blocks, because their grid cannot change under their contents.
+//! Only whole huge pages count: the ends of the range that fill no huge page have ordinary blocks. Once the pager runs,
+//! huge pages with contents keep their blocks, because their grid cannot change under their contents.
 //!
 //! Threads: any thread of the program, outside the fault path.
 

@@ -88,10 +88,12 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) {
                         let _ = uffd.wake(page, 4096);
                     }
                     Outcome::Lost => {
-                        abort(&["memory is lost, and this kernel cannot tell the program (UFFDIO_POISON, Linux 6.6)"]);
+                        abort(&[
+                            "memory is lost, and this kernel cannot report it (UFFDIO_POISON); use Linux 6.6 or newer",
+                        ]);
                     }
                     Outcome::Foreign => {
-                        say(&["a fault came for memory that is not managed any more; it is retried"]);
+                        say(&["a fault arrived for memory that is no longer managed; the access is retried"]);
                         let _ = uffd.wake(page, 4096);
                     }
                 }

@@ -591,7 +591,7 @@ fn forget_in_children() {
         fault_stacks::reset_in_child();
         spaces::forget_all(|pager| {
             if pager.give_up_in_child().is_err() {
-                abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
+                abort(&["a forked process cannot give up its parent's descriptors; raise its limits (ulimit -a)"]);
             }
         });
     }

@@ -397,7 +397,7 @@ impl Pager {
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
-    /// After fork(2), in the child, which does not inherit the space: closes what is the parent's.
+    /// After fork(2), in the child, which does not inherit the space: gives up all that belongs to the parent.
     pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
         self.service.forget_threads();
         self.recorder.as_ref().inspect(|recorder| recorder.close_in_child());

@@ -148,7 +148,7 @@ impl Recorder {
         let started = now_ns();
         while self.done.load(Ordering::Acquire) == 0 {
             if now_ns() - started > FINISH_MAX.as_nanos() as u64 {
-                say(&["the recording lacks its end: its file did not take it within 5 s"]);
+                say(&["the recording lacks its last events: its file did not take them within 5 s; use a faster disk"]);
                 return;
             }
             futex::wait(&self.done, 0, FINISH_MAX);

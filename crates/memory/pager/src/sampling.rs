@@ -34,7 +34,7 @@ const EVICTIONS: i64 = 16;
 const EVICTION_PAGES: i64 = 128;
 /// Samples that a turn may begin, whose pages have left already or are moved.
 const SAMPLES_PER_TURN: usize = 32;
-/// Pages that a turn may choose in vain, because they have no contents.
+/// Pages that a turn may choose and reject, because they have no contents.
 const VAIN_PER_TURN: usize = 64;
 /// Samples that a turn looks at.
 const LOOKS_PER_TURN: usize = SAMPLES_MAX / 8;
@@ -137,7 +137,7 @@ impl Pager {
     /// As `sample_until`, for another process.
     pub(crate) fn sample_as_asked(&'static self, until_ns: u64) {
         if let Err(failure) = self.sample_until(until_ns) {
-            say(&["touches are not sampled: ", &failure.to_string()]);
+            say(&["no miss-ratio curve: touches cannot be sampled: ", &failure.to_string()]);
         }
     }
 

@@ -73,7 +73,7 @@ pub(crate) struct Plan<'a> {
     /// The largest budget that the space can get.
     pub(crate) budget_pages_max: u64,
     pub(crate) family: &'a Arc<Family>,
-    /// Whether what is evicted takes local memory, in the tier.
+    /// Whether evicted pages take local memory, because the tier stores them there.
     pub(crate) takes_memory: bool,
     /// Registers the frames.
     pub(crate) uffd: &'a Uffd,

@@ -148,7 +148,7 @@ mod tests {
     }
 
     /// In a forked child no worker runs at first, and later maybe not all of them. A shard that had asked for pages
-    /// woke its own worker, which did not exist, and waited for ten seconds in vain.
+    /// woke its own worker, which did not exist, and waited for ten seconds without getting any.
     #[test]
     fn a_shard_without_a_worker_calls_another_shards() {
         let Some(pager) = opened(3, 256 << 20) else { return };

@@ -4,7 +4,7 @@
 //! Which of the callers' spaces has an address: a table that the fault handler reads without a lock.
 //!
 //! Mappings of callers' spaces consist of whole 2 MiB regions, and no region has memory of two spaces. So one byte for
-//! each region of the address space names the space. What is in no such region belongs to the program's own space, if
+//! each region of the address space names the space. Memory in no such region belongs to the program's own space, if
 //! there is one. The table is address space only, of which a page is allocated for each 8 GiB that have a mapping.
 //!
 //! A thread that resolves a fault counts as the space's user from before its second look at the table until it has

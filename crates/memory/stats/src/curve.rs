@@ -4,7 +4,8 @@
 //! The miss-ratio curve in the segment: figures that belong together, written as a whole (`sequenced.rs`).
 //!
 //! Any process with the descriptor may have written the words, so a reader assumes nothing about them: they are
-//! numbers. What is not a curve is refused where a curve is made of them (`Curve::from_parts` in `core/src/mrc/`).
+//! numbers. Numbers that form no curve are refused where a curve is made of them (`Curve::from_parts` in
+//! `core/src/mrc/`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -235,7 +235,7 @@ impl Together {
     /// Makes the call unless it was refused before. `None` if it is refused whatever the ranges are: the kernel does
     /// not know the call or its descriptor, or a filter forbids it.
     fn call(&self, call: impl FnOnce() -> Result<usize, Errno>) -> Option<Result<usize, Errno>> {
-        // Relaxed: nothing else depends on it; a thread that misses it makes the call in vain once more.
+        // Relaxed: nothing else depends on it; a thread that misses it makes one more call, which is refused.
         if self.0.load(Ordering::Relaxed) {
             return None;
         }

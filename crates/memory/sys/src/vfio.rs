@@ -219,10 +219,10 @@ impl VfioWindow {
         // SAFETY: the argument is a string that ends in NUL and outlives the call.
         let made = unsafe { ioctl(&group, GROUP_GET_DEVICE_FD, name.as_ptr() as usize) };
         let made =
-            made.map_err(|source| VfioFailure::Kernel { what: format!("vfio does not give {function}"), source })?;
+            made.map_err(|source| VfioFailure::Kernel { what: format!("vfio does not open {function}"), source })?;
         // SAFETY: the new descriptor has no other owner.
         let opened = unsafe { File::from_raw_fd(made as RawFd) };
-        let failed = |source| VfioFailure::Kernel { what: format!("vfio does not show {function}"), source };
+        let failed = |source| VfioFailure::Kernel { what: format!("vfio does not describe {function}"), source };
         let region = region(&opened, window).map_err(failed)?;
         if region.flags & MAPPABLE == 0 || region.size == 0 {
             return Err(no_window());

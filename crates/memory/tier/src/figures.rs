@@ -39,7 +39,7 @@ macro_rules! figures {
 figures! {
     members_lost "Members that did not answer any more.",
     members_quarantined "Members quarantined because they repeatedly returned corrupt data.",
-    reads_by_another_way "Reads that one member could not answer rightly, and another one did.",
+    reads_by_another_way "Reads that one member could not answer correctly, and another one did.",
     reads_hedged "Reads for which a second member was asked because the first one took long.",
     slabs_degraded "Slabs that lost a copy, and have others.",
     slabs_rebuilt "Copies of slabs that were made in place of lost ones.",

@@ -13,6 +13,8 @@
 //!
 //! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or that were discarded, may read as
 //! anything: the pager records which blocks are stored and checks their bytes against guards.
+//!
+//! Next on the path: an implementation, such as `tiers/src/flash.rs` or `borrower/src/donor.rs`.
 
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::mapped_file::FileRange;
@@ -166,12 +168,12 @@ pub trait Tier: Send + Sync {
         None
     }
 
-    /// What has to be done at intervals. `None` when this tier never needs upkeep.
+    /// The work to be done at intervals. `None` when this tier never needs upkeep.
     fn upkeep(&self) -> Option<&dyn Upkeep> {
         None
     }
 
-    /// What has to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
+    /// The work to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
     /// and each may read what the other writes.
     fn forks(&self) -> Option<&dyn Forks> {
         None

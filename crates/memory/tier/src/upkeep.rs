@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// The periodic upkeep of a tier.
 pub trait Upkeep: Sync {
-    /// Does what is due, on a thread that does nothing else. Where the caller can tell stored bytes from damaged ones,
-    /// `verify` does so, and a tier that makes new copies makes them from verified bytes. Returns the longest time
-    /// until the next call.
+    /// Does the work that is due, on a thread that does nothing else. Where the caller can tell stored bytes from
+    /// damaged ones, `verify` does so, and a tier that makes new copies makes them from verified bytes. Returns the
+    /// longest time until the next call.
     fn turn(&self, verify: Option<&Verify<'_>>) -> Duration;
 
     /// Reports, one line each, what has happened to the tier's parts since the last call. Runs on the thread that calls

@@ -93,7 +93,7 @@ impl Dax {
         Ok(Dax { memory: Arc::new(Memory { mapping, capacity_bytes }) })
     }
 
-    /// Refuses what is neither a memory device nor a file, without opening it.
+    /// Refuses a path that is neither a memory device nor a file, without opening it.
     pub(crate) fn check_place(path: &Path) -> Result<(), OpenFailure> {
         found(&Machine::running(), path).map(|_| ())
     }

@@ -284,7 +284,7 @@ impl<S: Sealing> Parts<S> {
         found.ok_or_else(|| self.failure(Activity::Read, offset, libc::EBADMSG))
     }
 
-    /// Opens in place what was read from `offset`.
+    /// Opens in place the pages that were read from `offset`.
     fn open(&self, offset: u64, buffer: &mut FrameBuffer) {
         self.seals.open(page(offset), buffer.bytes_mut());
     }

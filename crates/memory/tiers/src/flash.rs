@@ -7,6 +7,8 @@
 //! (`flash/queue.rs`). Where the file system refuses direct I/O, each transfer goes through the page cache, is written
 //! out and dropped from the cache immediately, and transfers do not overlap; `notices` says so. What may be opened, and
 //! what a killed process leaves there: `flash/backing.rs`. The tier's size: `flash/capacity.rs`.
+//!
+//! Next on the path: `pager/src/space/frames.rs`, which has the bytes checked.
 
 mod backing;
 mod capacity;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the tier, or the chain of tiers, that checked descriptions request.
+//! Opens the tier, or the chain of tiers, that checked descriptions (`spec.rs`) request.
 
 use aquifer_borrower::{Array, Donor};
 use aquifer_core::tiering::LEVELS_MAX;
@@ -36,7 +36,7 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
 
 /// Called when all processes of the tree that the description belongs to have ended. Gives back immediately what they
 /// have borrowed, rather than when its leases expire. If a donor does not answer within some seconds, the leases
-/// expire. Discards what is left on a disk.
+/// expire. Discards the bytes that remain on a disk.
 pub fn report_exit(spec: &TierSpec) {
     match spec {
         TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::report_exit(&member.donor)),

@@ -5,8 +5,8 @@
 //!
 //! The host's agent says who the members are and what to do with each (`aquifer_agent_wire`). The tier asks it when it
 //! opens, and follows it from then on, in the calls of its upkeep (`follower.rs`): members join, drain and leave
-//! (`changes.rs`, pure). Without the agent, or the fabric manager behind it, the tier goes on with what it has; that
-//! the volume was closed is reported when the agent answers again (`closings.rs`).
+//! (`changes.rs`, pure). Without the agent, or the fabric manager behind it, the tier continues with the members that
+//! it has. If the volume is closed meanwhile, that is reported when the agent answers again (`closings.rs`).
 //!
 //! After fork(2), the child follows the agent by itself. Parent and child see each other's changes, because the array's
 //! member table is in memory that they share (`borrower/src/array/member_table.rs`).

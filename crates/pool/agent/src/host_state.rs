@@ -11,6 +11,8 @@
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
 //! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps, `users.rs` has
 //! the users, and `view.rs` says what each of them is to do.
+//!
+//! Next on the path: `session.rs` sends views to programs; `tiers/src/pool/follower.rs` receives them there.
 
 mod devices;
 mod listing;

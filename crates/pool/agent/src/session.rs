@@ -136,7 +136,7 @@ impl Session {
         match &opened {
             Ok(id) => operation.note("aquifer.volume.id", || id.volume.to_string()),
             Err(Ending::Denied(denial)) => operation.fail(|| denial.to_string()),
-            Err(Ending::Lost) => operation.fail(|| "the program has gone".into()),
+            Err(Ending::Lost) => operation.fail(|| "the program has disconnected".into()),
         }
         opened
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What has changed in a report since an earlier one. Pure.
+//! The changes of a report since an earlier one. Pure.
 //!
 //! The report of a large pool's end lists hundreds of leases or volumes, of which one bind changes one. Changes hold
 //! the new report with only the volumes that have changed, and name the volumes that it no longer lists. Next:
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::Report;
 
-/// What has changed in a donor's report.
+/// The changes of a donor's report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct DonorChanges {
@@ -25,7 +25,7 @@ pub struct DonorChanges {
     pub gone: BTreeSet<VolumeId>,
 }
 
-/// What has changed in an agent's report.
+/// The changes of an agent's report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HostChanges {
@@ -42,7 +42,7 @@ pub struct HostChanges {
     pub trouble_gone: BTreeSet<VolumeId>,
 }
 
-/// What has changed in a report.
+/// The changes of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Changes {

@@ -29,7 +29,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A refusal for this reason. What is not plain text in it is escaped, and what is too long is cut.
+    /// A refusal for this reason. Control characters in it are escaped, and it is cut to a maximum length.
     pub fn new(why: impl fmt::Display) -> Refused {
         let mut why: String = why.to_string().chars().flat_map(escaped).take(REASON_BYTES_MAX).collect();
         while why.len() > REASON_BYTES_MAX {

@@ -174,7 +174,7 @@ impl Keeper {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the channels, and waits for what is being carried out.
+    /// Ends the channels, and waits for commands that are being carried out.
     pub fn stop(&self) {
         self.shared.state().is_over = true;
         self.shared.over.notify_all();

@@ -10,7 +10,7 @@
 //! - An end implements [`End`] and starts a [`Keeper`], which keeps a channel to each of its managers (`keeper.rs`).
 //! - From version 2 on, a manager with an authority renews the certificates of its ends and gives them the list of
 //!   revoked ones (`issuing.rs` at the manager, `renewal.rs` at the end).
-//! - From version 3 on, an end that has reported sends what has changed since (`reports.rs`).
+//! - From version 3 on, an end sends one whole report, and after it only changes (`reports.rs`).
 //! - From version 4 on, a command says which request it is sent for.
 //! - From version 5 on, an agent knows the names of its volumes, and reports them: a manager whose state was lost
 //!   adopts the volumes under their names.

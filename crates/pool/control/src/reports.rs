@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reports over one connection: each is sent once, and then what has changed since (version 3). Pure.
+//! Reports over one connection: the first is sent whole, and after it only changes (version 3). Pure.
 //!
 //! A query names the last report that the manager has, by the number of the request that it answered. The end compares
 //! its report with that one. If it has another one, or none, it sends the whole report. So neither side depends on what

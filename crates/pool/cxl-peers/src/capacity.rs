@@ -78,7 +78,7 @@ impl Peer {
                 Choice::Added => return Ok(()),
                 Choice::Offer(extents) => (add_policy::PRESCRIPTIVE, extents),
                 Choice::Missing(missing) => {
-                    return NotDone::refused(format!("{} are not free; release some capacity", Bytes(missing)));
+                    return NotDone::refused(format!("{} of capacity are not free; release some", Bytes(missing)));
                 }
             }
         };
@@ -235,5 +235,5 @@ fn release_pending(
             },
         }
     }
-    Err(NotDone::Lost("the capacity of a tag is released in too many pieces; the next round goes on".into()))
+    Err(NotDone::Lost("the capacity of a tag is released in too many pieces; the next round continues".into()))
 }

@@ -23,7 +23,7 @@ const MCTP_TCP: &str = "mctp-tcp://";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wipe {
-    /// The switch or the device wipes what is unbound by itself, as its vendor states.
+    /// The switch or the device wipes an LD by itself when it is unbound, as its vendor states.
     OnUnbind,
     /// By the command Sanitize (4400h).
     #[default]

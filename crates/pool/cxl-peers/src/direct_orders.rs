@@ -3,8 +3,8 @@
 
 //! What operators order a switch to do directly: ports, the size and the bandwidth of LDs, and single vPPBs.
 //!
-//! The caller has made sure that no volume is concerned. What is bound this way is a stray of the fabric manager until
-//! it is adopted.
+//! The caller has made sure that no volume is concerned. An LD that is bound this way is a stray of the fabric manager
+//! until it is adopted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ impl Peer {
         let state = self.read_state(client)?;
         let is_bound = state.vppbs().any(|(_, _, vppb)| vppb.port_id == port_id.0 && is_bound(&vppb));
         if is_bound && act != PortAct::Enable {
-            return NotDone::refused(format!("a host has what is at port {port_id}; unbind it first"));
+            return NotDone::refused(format!("the device at port {port_id} is bound to a host; unbind it first"));
         }
         client.control_port(port_id.0, operation)?;
         self.is_doubtful = true;
@@ -159,7 +159,7 @@ impl Peer {
     fn set_size(&mut self, client: &mut Client, device: &DeviceId, ld_id: LdId, bytes: Bytes) -> Result<(), NotDone> {
         let (view, ld) = self.mld(client, device, ld_id)?;
         if self.inventory.holder(&view, ld_id) != Holder::Nobody {
-            return NotDone::refused(format!("a host has LD {ld_id} of device {device}; unbind it first"));
+            return NotDone::refused(format!("LD {ld_id} of device {device} is bound to a host; unbind it first"));
         }
         let path = [Hop::Port(view.ports[0])];
         let unit = client.ld_allocations(&path)?.granularity.bytes().or(Granularity::Mib256.bytes()).unwrap_or(1);

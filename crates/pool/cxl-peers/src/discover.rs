@@ -80,7 +80,7 @@ fn fixed_bindings(identity: &SwitchIdentity, ports: &[PortStatus]) -> Option<Vir
     Some(VirtualSwitch { vcs_id: 0, state: VcsState::Enabled, usp_id: upstream.port_id, vppbs_total, vppbs })
 }
 
-/// Reads everything. `last` is what was read before; with `is_fresh`, nothing of it is trusted.
+/// Reads everything. `last` is the earlier inventory; with `is_fresh`, nothing is reused from it.
 pub(crate) fn read(
     client: &mut Client,
     clock: &dyn Clock,
@@ -240,7 +240,7 @@ pub(crate) fn read_offers(client: &mut Client, path: &[Hop], capacity: &Capacity
             offer.bytes = offer.bytes.saturating_add(extent.length);
         }
     }
-    // QEMU has no list of tags; what is pending there is not seen until its host has answered.
+    // QEMU has no list of tags; an offer that is pending there is not seen until its host has answered.
     for listed in supported(client.dc_tags(path))?.map(|tags| tags.tags).unwrap_or_default() {
         let is_pending = |host_id: &u16| listed.hosts_pending[usize::from(host_id / 8)] >> (host_id % 8) & 1 == 1;
         for host_id in (0..capacity.hosts.min(256)).filter(is_pending) {

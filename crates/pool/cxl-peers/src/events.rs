@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads the event logs of a switch and of its devices with dynamic capacity, clears what was read, and turns it into
-//! notices for people, and into doubts: what was read of a device may have changed, an LD may have been used.
+//! Reads the event logs of a switch and of its devices with dynamic capacity, clears the records that it has read, and
+//! turns them into notices for people, and into doubts: that the state of a device has changed since it was read, or
+//! that an LD has been used.
 
 use std::fmt;
 
@@ -124,7 +125,8 @@ enum Seen<'a> {
     Record(&'a EventRecord),
 }
 
-/// Reads a log, and clears what was read. Each record is noted before it is cleared: the answer to that may be lost.
+/// Reads a log, and clears the records that were read. Each record is noted before it is cleared: the answer to that
+/// may be lost.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,

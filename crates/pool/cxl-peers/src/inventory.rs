@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What was read of a switch, and which vPPB has which LD. Pure.
+//! The inventory of a switch, as it was read, and which vPPB has which LD. Pure.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ pub(crate) enum Holder {
     Vppb { vcs_id: u8, vppb_id: u8 },
 }
 
-/// What was read of a switch.
+/// The state that was read from a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Its ports.

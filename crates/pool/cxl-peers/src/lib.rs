@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! CXL switches as peers of the fabric manager: what is behind them, who has it, and how it is handed out.
+//! CXL switches as peers of the fabric manager: which devices are behind them, which host has their memory, and how it
+//! is handed out.
 //!
 //! The fabric manager's decisions are those of `aquifer_fabric`. Here they meet switches that speak the FM API:
 //! [`Switches`] reads them round by round, adds what they have to the topology, reports their devices, and carries out

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One switch: its connection, what was read of it, and its part of a round.
+//! One switch: its connection, its inventory, and its part of a round.
 //!
 //! Threads: the caller's; `switches.rs` gives each switch one. A switch that does not answer is asked again after a
 //! pause, so that a round never waits for it twice. What it answered last stays known: its devices are reported as
@@ -208,7 +208,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Keeps what was read. What has not changed stays the same object, so that nobody has to compare it.
+    /// Keeps the inventory. An unchanged one stays the same object, so that readers need not compare it.
     pub(crate) fn keep(&mut self, now: Inventory) {
         if *self.inventory != now {
             self.inventory = Arc::new(now);
@@ -219,7 +219,7 @@ impl Peer {
     pub(crate) fn read_events(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let (clock, mut said) = (Arc::clone(&self.clock), Said::default());
         let read = self.events.read(client, &*clock, &self.config.name, &mut said);
-        // What was read counts, even if some could not be read.
+        // Records that were read count, even if others could not be read.
         self.take_in(said);
         Ok(read?)
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Turns what was read of a switch into a report for each of its devices. Pure.
+//! Turns the inventory of a switch into a report for each of its devices. Pure.
 //!
-//! A device that was pulled out has nothing of any host: its LDs are reported as unbound and wiped, and the device as
-//! draining, so that what is on it may leave and nothing new is placed there. When it comes back, its LDs count as
+//! A device that was pulled out has no host's bytes any more: its LDs are reported as unbound and wiped, and the device
+//! as draining, so that members on it may leave and nothing new is placed there. When it comes back, its LDs count as
 //! used. A port that stays bound while its device is out is reported as bound, since its vPPB is taken. Of a device
 //! whose link is down, nothing is known.
 
@@ -75,7 +75,7 @@ pub(crate) fn report(
     Some(DeviceReport { availability, lds: lds.collect(), extents: extents(config, inventory, device) })
 }
 
-/// Dynamic capacity by its tags. What has a host that the configuration does not name is left out.
+/// Dynamic capacity by its tags. Capacity of a host that the configuration does not name is left out.
 fn extents(
     config: &SwitchConfig,
     inventory: &Inventory,

@@ -6,6 +6,8 @@
 //! A switch never refuses a command as stale, and other managers may change it, too. So a vPPB is unbound only if it
 //! is bound to the LD of the step; an LD is wiped only while nobody has it; and an LD is bound only if nobody has had
 //! it since it was wiped. The time between a guard and its command is that of one exchange.
+//!
+//! Next on the path: the switch itself, through `aquifer_fmapi_client`; `report.rs` then shows the manager the result.
 
 use std::sync::Arc;
 
@@ -181,7 +183,7 @@ impl Peer {
 /// A vPPB that exists.
 pub(crate) fn vppb_at(state: &Inventory, vppb: &VppbAddress) -> Result<Vppb, NotDone> {
     let found = state.vppb(vppb.vcs_id.0, vppb.vppb_id.0);
-    found.ok_or_else(|| NotDone::Refused(format!("there is no vPPB {vppb}; list those of its switch")))
+    found.ok_or_else(|| NotDone::Refused(format!("there is no vPPB {vppb}; list the vPPBs of its switch")))
 }
 
 /// What a vPPB is bound to, in words.

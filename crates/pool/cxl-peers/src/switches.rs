@@ -145,7 +145,7 @@ impl Switches {
         let begun = self.clock.now();
         let clock = Arc::clone(&self.clock);
         let is_over = move || clock.now().saturating_sub(begun) > ROUND_AGE_MAX;
-        let late = || NotDone::Busy("the round is over; what is still due is decided again".into());
+        let late = || NotDone::Busy("the round has ended; the next one decides the remaining steps".into());
         let done = on_threads(&mut self.peers, |peer| {
             let is_ours =
                 |step: &Step| matches!(step.end(), End::Device(name) if peer.inventory().devices.contains_key(&name));
@@ -186,7 +186,7 @@ impl Switches {
         std::mem::take(&mut self.notices)
     }
 
-    /// What was read last of each switch.
+    /// The newest inventory of each switch.
     pub fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {
         self.peers.iter().map(|peer| (peer.config().name.clone(), Arc::clone(peer.inventory()))).collect()
     }

@@ -100,7 +100,7 @@ pub struct Volume {
     /// The host that has it.
     #[serde(default)]
     pub host: Option<HostId>,
-    /// `true` when it was released: it is dropped when nothing of it is lent any more.
+    /// `true` when it was released: it is dropped when none of its memory is lent any more.
     #[serde(default)]
     pub released: bool,
     /// The id of the next member.

@@ -28,14 +28,14 @@ use crate::observed::{Content, DeviceReport, LdBinding, LdReport, LeaseState, Ob
 use crate::volume::Source;
 use listings::Listings;
 
-/// The steps to take, what is waited for, and what is missing from the desired state.
+/// The steps to take, the reports that they wait for, and the strays, which are missing from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Round {
     /// Steps, to be carried out in any order, at once.
     pub steps: Vec<Step>,
     /// Volumes that are not yet as desired, and that no step can speed up.
     pub waiting: Vec<Waiting>,
-    /// What is lent or used, and not in the desired state: for [`Edit::adopt`](crate::Edit::adopt).
+    /// Memory and LDs that are lent or used, and not in the desired state: for [`Edit::adopt`](crate::Edit::adopt).
     pub strays: Vec<Stray>,
 }
 

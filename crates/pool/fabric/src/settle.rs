@@ -31,7 +31,7 @@ pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
     changed
 }
 
-/// Drops from a volume what was given back, and the volume itself when it was released and nothing of it is left.
+/// Drops from a volume the members that were given back, and a released volume itself when it has none left.
 fn settle_one(desired: &mut Desired, observed: &Observed, id: VolumeId) -> bool {
     let Some(volume) = desired.volumes.get(&id) else { return false };
     let is_over = |leaving: &Leaving| {

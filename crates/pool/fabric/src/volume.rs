@@ -7,6 +7,8 @@
 //! in N copies, or in K shards of data and M of parity. The memory of a member is from one *source*: slabs of a donor,
 //! an LD of a device, or dynamic capacity. What a member holds belongs to one binding; the next binding has members of
 //! its own.
+//!
+//! Next: `placement.rs`, which donors and devices hold a new volume; `desired/change.rs`, how a volume is bound.
 
 use std::fmt;
 

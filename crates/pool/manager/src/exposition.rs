@@ -16,10 +16,10 @@ use crate::snapshot::{Answering, Snapshot};
 /// Name, type, meaning.
 pub const METRICS: &[(&str, &str, &str)] = &[
     ("aquifer_fabric_leader", "gauge", "1 if this manager leads, 0 if it stands by."),
-    ("aquifer_fabric_terms_total", "counter", "How often this manager began to lead."),
+    ("aquifer_fabric_terms_total", "counter", "How often this manager became the leader."),
     ("aquifer_fabric_term", "gauge", "The term of this manager."),
-    ("aquifer_fabric_capacity_bytes", "gauge", "What the donors lend at most."),
-    ("aquifer_fabric_lent_bytes", "gauge", "What is lent, or is wiped after it was."),
+    ("aquifer_fabric_capacity_bytes", "gauge", "Maximum memory that the donors lend."),
+    ("aquifer_fabric_lent_bytes", "gauge", "Memory that is lent, and returned memory that is not wiped yet."),
     ("aquifer_fabric_volumes", "gauge", "Volumes, by state: bound, unbound."),
     ("aquifer_fabric_unsettled_volumes", "gauge", "Volumes that are not yet as desired."),
     ("aquifer_fabric_unrepaired_members", "gauge", "Members that cannot be replaced."),

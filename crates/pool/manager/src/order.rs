@@ -4,6 +4,9 @@
 //! What clients ask the writer for, and how an order changes the desired state. Pure.
 //!
 //! An order is carried out as a whole or refused; a refusal changes nothing. A dry run carries it out on a copy.
+//!
+//! Next on the path of an order: `writer/orders.rs`, which carries it out, and `fabric/src/desired/change.rs`, which
+//! changes the desired state.
 
 use std::fmt;
 
@@ -238,7 +241,7 @@ fn check_switch(topology: &Topology, desired: &Desired, act: &SwitchAct) -> Resu
     };
     match members.into_iter().find(|(_, member)| is_concerned(member)) {
         Some((name, _)) => {
-            Err(NotDone::Switch(format!("volume {name} has what this is about; unbind, move or release the volume")))
+            Err(NotDone::Switch(format!("volume {name} uses this memory; unbind, move or release the volume")))
         }
         None => Ok(()),
     }

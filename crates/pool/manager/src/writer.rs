@@ -6,6 +6,8 @@
 //! One round: read reports; drop what has ended; carry out orders; replace failing members; store the result as one
 //! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
 //! acted on after the restart, what was not stored never happened.
+//!
+//! Next on the path: `fabric/src/reconcile.rs`, which steps to send; `peers.rs`, how they are sent.
 
 mod causes;
 mod orders;

@@ -70,7 +70,7 @@ impl Sender {
         let (queue, collector, resource) = (Arc::clone(queue), collector.clone(), resource.into());
         let mut sender = Sender { queue, collector, resource, log, silent_since: None };
         std::thread::Builder::new().name("spans".into()).spawn(move || {
-            // Also when a log that panics unwinds this thread: nobody may wait for it in vain.
+            // Also when a log that panics unwinds this thread: no thread may wait for it for ever.
             let _ended = Ended(Arc::clone(&sender.queue));
             sender.run();
         })?;

@@ -153,12 +153,12 @@ impl fmt::Display for BorrowFailure {
                  cert=FILE, key=FILE and ca=FILE"
             ),
             BorrowFailure::TooFew { needed, there, first } => {
-                write!(f, "it takes {needed} of these donors to begin, and {there} are there; {first}")
+                write!(f, "{needed} of these donors are needed to start, and {there} can be reached; {first}")
             }
             BorrowFailure::TooFewMembers { needed, there } => write!(
                 f,
-                "it takes {needed} donors of the volume to begin, and {there} answer; start them, or check the network to \
-                 them"
+                "{needed} donors of the volume are needed to start, and {there} can be reached; start the others, or \
+                 check the network to them"
             ),
             BorrowFailure::Member { failure } => write!(f, "{failure}"),
             BorrowFailure::LendsTooLittle { address, wanted_bytes, lendable_bytes } => write!(
@@ -221,7 +221,7 @@ mod tests {
                 },
                 "start one there",
             ),
-            (BorrowFailure::TooFewMembers { needed: 2, there: 1 }, "start them"),
+            (BorrowFailure::TooFewMembers { needed: 2, there: 1 }, "start the others"),
             (BorrowFailure::Member { failure: MembershipFailure::TooMany { max: 63 } }, "restart the program"),
             (
                 BorrowFailure::NoAnswer { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },

@@ -10,6 +10,8 @@
 //! its processes has connections of its own.
 //!
 //! Threads: the connection's own; `FrameSender::shut` also runs on the thread that stops the donor.
+//!
+//! Next on the path: `service.rs`.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;

@@ -108,7 +108,7 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
             let left = shared.service.reclaim(bytes, within);
             let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{} MiB", bytes >> 20) };
             let left_mib = left >> 20;
-            let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left_mib} MiB");
+            let line = format!("reclaiming {wants} as ordered: borrowers have {within:?} to give back {left_mib} MiB");
             shared.service.counters.say(&line);
             (Message::Reclaiming { bytes: left }, Vec::new())
         }

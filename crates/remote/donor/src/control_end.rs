@@ -61,7 +61,8 @@ impl Lender for Parts<'_> {
 
     fn mint(&mut self) -> Result<u64, String> {
         let minted = self.1.mint().map_err(|failure| failure.to_string())?;
-        minted.ok_or_else(|| "this donor has no more tokens; remove the file that remembers them".into())
+        minted
+            .ok_or_else(|| "this donor has no fencing tokens left; remove the file in which it stores the last".into())
     }
 
     fn table<R>(&self, decide: impl FnOnce(&mut LeaseTable, u64) -> R) -> R {

@@ -14,8 +14,8 @@
 //! - A slab that the donor has reclaimed is never granted again.
 //! - What is set aside for one reservation is granted to nobody else.
 //!
-//! Next: `leases/reserve.rs`, how memory is set aside; `leases/reclaim.rs`, how it is reclaimed; `memory.rs`, which
-//! wipes; `service.rs`, which calls this.
+//! Next on the path: `leases/reserve.rs`, how memory is set aside; `leases/reclaim.rs`, how it is reclaimed;
+//! `memory.rs`, which wipes. Called by `service.rs`.
 
 mod reclaim;
 mod reserve;

@@ -82,7 +82,7 @@ impl Shared {
 
     fn end_revoked(&self, tenant: &str) {
         self.service.note(format_args!("event=ended tenant={tenant} reason=certificate_not_good"));
-        self.service.counters.say(&format!("ended a connection of {tenant}, whose certificate is not good any more"));
+        self.service.counters.say(&format!("ended a connection of {tenant}: its certificate is no longer valid"));
     }
 
     /// Whether a connection's certificate is no longer valid.

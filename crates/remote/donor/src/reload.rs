@@ -84,12 +84,12 @@ fn reload(shared: &Shared) {
     match settings.security.protection(settings.revocations.as_deref()) {
         Ok(protection) => {
             shared.protect(protection);
-            say("has read its files again");
+            say("the certificates, keys and revocation lists were reloaded");
         }
-        Err(failure) => say(&format!("goes on with the certificates that it has: {failure}")),
+        Err(failure) => say(&format!("new certificates were not loaded, and the previous ones stay in use: {failure}")),
     }
     match settings.limits() {
         Ok(limits) => shared.service.set_limits(limits),
-        Err(failure) => say(&format!("goes on with the limits that it has: {failure}")),
+        Err(failure) => say(&format!("new limits were not loaded, and the previous ones stay in force: {failure}")),
     }
 }

@@ -7,6 +7,8 @@
 //! *wiping* and *released*, is never lent a second time, and is listed until the manager says that it may be forgotten.
 //! The memory is gone when the donor ends, and with it all of this, which its next start reports as another
 //! incarnation.
+//!
+//! Next on the path: `leases/reserve.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -76,7 +78,9 @@ impl Reservations {
         if let Some(lease) = self.leases.get(&key) {
             return match state(lender, lease) {
                 LeaseState::Lent { .. } if lease.host == *host && lease.bytes == bytes => Ok(()),
-                LeaseState::Lent { .. } => Err(format!("{}/{} is lent otherwise; release it first", key.0, key.1)),
+                LeaseState::Lent { .. } => {
+                    Err(format!("{}/{} is lent already, for another host or size; release it first", key.0, key.1))
+                }
                 _ => Err(format!("{}/{} was released, and is never lent again; place another member", key.0, key.1)),
             };
         }

@@ -8,6 +8,8 @@
 //! slab and changes no byte.
 //!
 //! Threads: any connection's, and the keeper, which ends leases when they expire and wipes their slabs (`wiper.rs`).
+//!
+//! Next on the path: `leases.rs`, whether the lease and its token are valid; `memory.rs`, the bytes.
 
 use std::fmt::{self, Arguments};
 use std::hash::{BuildHasher, RandomState};
@@ -130,8 +132,7 @@ impl Service {
         };
         let counters = Counters::new(log);
         if let Err(why) = memory.lock() {
-            counters
-                .say(&format!("what is lent may go to this machine's swap, and stay there after it is wiped: {why}"));
+            counters.say(&format!("lent memory may be swapped out, and copies stay in swap after it is wiped: {why}"));
         }
         Ok(Service {
             table: Mutex::new(LeaseTable::new(slabs, lease_ms)),
@@ -202,7 +203,7 @@ impl Service {
     /// Continues in a new file of audit lines.
     pub(crate) fn reopen_audit(&self) {
         if let Some(Err(error)) = self.audit.as_ref().map(Audit::reopen) {
-            self.counters.say(&format!("the file of audit lines stays as it is: {error}"));
+            self.counters.say(&format!("no new audit file can be opened, and the previous one stays in use: {error}"));
         }
     }
 
@@ -263,7 +264,7 @@ impl Service {
     ) -> Result<Visit<'_>, Refusal> {
         let who = self.own_name(&tenant.name, called);
         let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
-            self.counters.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
+            self.counters.say(&format!("a borrower cannot get a memory file: {error}; raise the limit on open files"));
             Refusal::TooManyConnections
         })?;
         if let Some(one_sided) = &self.one_sided {
@@ -368,7 +369,7 @@ impl Service {
             Ok(end) => Ok(Message::Paired { end }),
             Err(one_sided::Failure::Refused(refusal)) => Err(refusal),
             Err(one_sided::Failure::Verbs(failure)) => {
-                self.counters.say(&format!("no RDMA connection for a borrower: {failure}"));
+                self.counters.say(&format!("a borrower cannot get an RDMA connection: {failure}"));
                 Err(Refusal::Full)
             }
         }
@@ -384,7 +385,7 @@ impl Service {
         match key {
             Ok(key) => Ok(Message::Keyed { key }),
             Err(failure) => {
-                self.counters.say(&format!("no way by RDMA into a slab: {failure}"));
+                self.counters.say(&format!("a slab cannot be opened to RDMA: {failure}"));
                 Err(Refusal::Full)
             }
         }
@@ -393,7 +394,7 @@ impl Service {
     /// Closes a window of the device.
     pub(crate) fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
         if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
-            self.counters.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
+            self.counters.say(&format!("a window could not be closed, so its RDMA connections were ended: {failure}"));
         }
     }
 
@@ -411,7 +412,7 @@ impl Service {
         let provided = files.provide(visit.who, access.slab, claim.token);
         self.end(access);
         provided.map_err(|(had_it, error)| {
-            self.counters.say(&format!("no memory for a slab: {error}; lend less, or free memory"));
+            self.counters.say(&format!("there is no memory for a slab: {error}; lend less, or free memory"));
             if !had_it {
                 let _ = self.release(visit, claim.lease, claim.token);
             }

@@ -123,7 +123,7 @@ fn shards_cannot_begin_with_fewer_donors_than_it_takes_to_read() {
     };
     let there = addresses(&donors);
     let refused = open(&spec(&[&there[..3], &[absent(), absent()]].concat())).err().unwrap().to_string();
-    assert!(refused.contains("takes 4 of these donors to begin, and 3 are there; no donor answers at"), "{refused}");
+    assert!(refused.contains("4 of these donors are needed to start, and 3 can be reached; no donor"), "{refused}");
     let tier = open(&spec(&[&there[..], &[absent()]].concat())).unwrap();
     write(&*tier, 0, 1);
     read(&*tier, 0, 1);

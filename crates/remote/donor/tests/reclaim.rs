@@ -262,7 +262,7 @@ fn an_administrator_orders_memory_back_by_the_control_socket() {
     let status = aquifer_donor::control_status(&path).unwrap();
     assert_eq!(status.figure(Figure::ReclaimedBytes), 4 * SLAB_BYTES);
     assert_eq!((status.figure(Figure::DrainingBytes), status.figure(Figure::Borrowers)), (2 * SLAB_BYTES, 1));
-    assert!(lines.lock().unwrap().iter().any(|line| line.starts_with("takes back")), "{lines:?}");
+    assert!(lines.lock().unwrap().iter().any(|line| line.starts_with("reclaiming")), "{lines:?}");
     assert_eq!(aquifer_donor::reclaim(&path, EVERY_BYTE, Duration::ZERO).unwrap(), 0);
     assert_eq!(donor.status().figure(Figure::ReclaimedBytes), 8 * SLAB_BYTES);
     donor.stop(Duration::ZERO);

@@ -79,7 +79,7 @@ impl Program {
 /// Waits until the donor has ended connections because of their certificates.
 fn ends_connections(lines: &Lines) {
     let begun = Instant::now();
-    while !lines.lock().unwrap().iter().any(|line| line.contains("whose certificate is not good any more")) {
+    while !lines.lock().unwrap().iter().any(|line| line.contains("its certificate is no longer valid")) {
         assert!(begun.elapsed() < TIMEOUT, "{lines:?}");
         std::thread::sleep(Duration::from_millis(10));
     }

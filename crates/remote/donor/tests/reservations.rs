@@ -196,7 +196,7 @@ fn what_is_reserved_is_the_tenants_and_nobody_elses() {
     let (donor, _) = start(manager.donor(8, None));
     manager.reserve("h1", 1, 6).expect("there is room");
     manager.reserve("h1", 1, 6).expect("the same again");
-    assert!(manager.reserve("h2", 1, 6).expect_err("another host").contains("lent otherwise"));
+    assert!(manager.reserve("h2", 1, 6).expect_err("another host").contains("lent already"));
     assert!(manager.reserve("h2", 2, 3).expect_err("too much").contains("has no 6MiB left"));
     let token = manager.token(1);
 

@@ -256,7 +256,7 @@ fn a_donor_that_is_revoked_while_a_program_runs_is_not_connected_to_again() {
         replace_text(&site.list, text);
         let said: Vec<String> = (0..4).flat_map(|_| turn(&*tier)).collect();
         assert!(said.len() == 1 && said[0].contains(expected), "{said:?}");
-        assert!(said[0].contains("connections to donors are made with what was read before"), "{said:?}");
+        assert!(said[0].contains("connections to donors use the files as they were read before"), "{said:?}");
     }
     detour.order(Order::CutRequest);
     read_version(&*tier, 1).unwrap();

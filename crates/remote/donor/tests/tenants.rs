@@ -95,7 +95,7 @@ fn a_file_says_what_each_tenant_may_and_is_read_again_when_it_changes() {
     let mut other = Peer::borrower_with(&other_tenant(), donor.address(), 1);
     assert_eq!(other.ask(Message::Grant { range: RangeIndex(0) }, &[]).0, quota());
     replace(&path, "dns:borrower quota=much\n");
-    wait_for_line(&lines, "goes on with the limits that it has");
+    wait_for_line(&lines, "new limits were not loaded, and the previous ones stay in force");
     assert_eq!(one.ask(Message::Grant { range: RangeIndex(1) }, &[]).0, quota());
     replace(&path, "dns:borrower quota=all\n");
     let begun = Instant::now();
@@ -159,7 +159,7 @@ fn a_revoked_certificate_ends_its_connections_without_a_restart() {
     let (lost, lease) = (revoked.grant(0), kept.grant(0));
     assert_eq!(revoked.write(lost, 0, 1), Message::Written);
     replace(&list, "no list at all");
-    wait_for_line(&lines, "goes on with the certificates that it has");
+    wait_for_line(&lines, "new certificates were not loaded, and the previous ones stay in use");
     assert_eq!(revoked.write(lost, 0, 2), Message::Written, "what is broken changes nothing");
     replace(&list, &pair.authority.revoke(&[2]));
     wait_for_line(&lines, "ended a connection of dns:borrower");
@@ -183,7 +183,7 @@ fn new_files_are_used_without_a_restart() {
         replace(to, &fs::read_to_string(from).unwrap());
     }
     donor.reload();
-    wait_for_line(&lines, "has read its files again");
+    wait_for_line(&lines, "the certificates, keys and revocation lists were reloaded");
     assert_eq!(before.write(lease, 0, 1), Message::Written, "the borrower's own authority has not changed");
     replace(&pair.donor.ca, &fs::read_to_string(&next.donor.ca).unwrap());
     wait_for_line(&lines, "ended a connection of dns:borrower");

@@ -21,7 +21,8 @@ pub const READ_BYTES: usize = 64 << 10;
 const BATCH_REQUESTS_MAX: usize = 128;
 /// Bytes of replies that wait for a client before its requests wait, too.
 pub const OUTPUT_BYTES_HIGH: usize = 1 << 20;
-/// Maximum number of bytes that wait to be decoded: a whole request, and what is read together with its end.
+/// Maximum number of bytes that wait to be decoded: a whole request, and the bytes that are read together with its
+/// end.
 const INPUT_BYTES_MAX: usize = REQUEST_BYTES_MAX + READ_BYTES;
 /// How long a client may leave its replies unread.
 pub const UNREAD_MAX: Duration = Duration::from_secs(60);

@@ -59,7 +59,7 @@ impl Store {
         self.finish_cleaning()
     }
 
-    /// Evicts a whole span, and keeps nothing of it.
+    /// Evicts a whole span: none of its records is kept.
     pub(super) fn evict_span(&mut self) -> Result<(), StoreFailure> {
         self.finish_cleaning()?;
         let victim = self.spans.next_evicted().ok_or(StoreFailure::NoRoom)?;

@@ -48,14 +48,14 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     let (lent, before) = (donor.lent_bytes(), revocations());
     if lent > 0 {
         let (lent, grace) = (ByteSize(lent), args.grace);
-        say(&format!("ends; borrowers have {grace:?} to give back {lent}, and another signal ends it at once"));
+        say(&format!("ending: borrowers have {grace:?} to give back {lent}; a second signal ends the donor at once"));
     }
     notify::stopping(&format!("waits for {}", ByteSize(lent)), args.grace);
     donor.drain(args.grace, || hurry.read_signal().is_ok_and(|signal| signal.is_some()));
     donor.stop(Duration::ZERO);
     let revoked = revocations() - before;
     if revoked > 0 {
-        say(&format!("revoked {revoked} leases, which did not come back in time"));
+        say(&format!("revoked {revoked} leases that were not given back in time"));
     }
     Ok(ExitCode::Success.into())
 }

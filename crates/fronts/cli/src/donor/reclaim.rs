@@ -26,9 +26,9 @@ const WIPE: Duration = Duration::from_secs(30);
 /// Take memory back from a donor on this machine
 ///
 /// The donor stops lending it. Memory that no borrower has is free at once. The rest is reclaimed from the borrowers,
-/// starting with the one that has most; what a borrower does not give back in time is revoked, and it loses the
-/// contents. An idle program gets the notice within a third of a lease. The command waits until the memory is free;
-/// interrupting it does not cancel the reclaim.
+/// starting with the one that has most; slabs that a borrower does not give back in time are revoked, and it loses
+/// their contents. An idle program gets the notice within a third of a lease. The command waits until the memory is
+/// free; interrupting it does not cancel the reclaim.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -92,7 +92,7 @@ pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     })?;
     if left > 0 {
         let cause = format!("{} did not come back", ByteSize(left));
-        return Err(Failure::new(ExitCode::Failure, cause, "see 'aquifer donor status --control' for how it stands"));
+        return Err(Failure::new(ExitCode::Failure, cause, "see 'aquifer donor status --control' for its progress"));
     }
     Ok(ExitCode::Success.into())
 }

@@ -98,8 +98,8 @@ pub struct HowArgs {
     #[arg(long)]
     pub strict: bool,
 
-    /// Write the statistics to this file when the program has exited, however it did so; what cannot be
-    /// written is reported, and the exit status is still the program's
+    /// Write the statistics to this file when the program has exited, however it did so; if that fails, a message says
+    /// so, and the exit status is still the program's
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 

@@ -58,8 +58,8 @@ fn anybody_maps(inode: u64) -> bool {
     let mut later = ids.filter(|id| *id != own && started(&id.to_string()).is_some_and(|at| at >= since));
     later.any(|id| match fs::read(format!("/proc/{id}/maps")) {
         Ok(maps) => names(&String::from_utf8_lossy(&maps), inode),
-        // The process belongs to another user, and so is not of the tree (programs that change their user are not
-        // supported); or it belongs to this user but does not allow itself to be inspected.
+        // The process belongs to another user, and so does not belong to the tree (programs that change their user are
+        // not supported); or it belongs to this user but does not allow itself to be inspected.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => is_of_this_user(id),
         Err(_) => false,
     })

@@ -19,7 +19,8 @@ use crate::run::on_or_off;
 
 /// Set the kernel's tiering; without options, turn on promotion and demotion where there is far memory
 ///
-/// Only what differs is written. It needs root, lasts until the machine is restarted, and affects every program.
+/// Only settings that differ are written. They need root, last until the machine is restarted, and affect every
+/// program.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -28,9 +28,9 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Show which memory is hot, as DAMON or a CXL device counts it
 ///
-/// DAMON counts for the far nodes once 'aquifer tiering apply --damon on' has set it up. A CXL device with hotness
-/// monitors (CHMU, CXL 3.2) counts every access to itself, by its own addresses. Those of memory in a region are
-/// shown as the host's, whole pages. It needs root.
+/// DAMON counts accesses to the far nodes once 'aquifer tiering apply --damon on' has set it up. A CXL device with
+/// hotness monitors (CHMU, CXL 3.2) counts every access to its memory, by its own addresses. Memory in a region is
+/// shown by the host's addresses, in whole pages. It needs root.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -27,7 +27,7 @@ Examples:
   aquifer tiering status --over 10s    promotions and demotions within ten seconds
   aquifer tiering status --json        one object")]
 pub struct StatusArgs {
-    /// Count what is moved within this time, instead of since the start of the machine
+    /// Count pages that are moved within this time, instead of since the start of the machine
     #[arg(long, value_name = "TIME", value_parser = duration)]
     over: Option<Duration>,
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Maps a file's contents, and syncs what has changed.
+//! Maps a file's contents, and syncs the pages that have changed.
 //!
-//! A sync asks the space what is known about each page. A page whose bytes are in a tier or in the file is compared by
+//! A sync asks the space about each page. A page whose bytes are in a tier or in the file is compared by
 //! its guard, and read only if it has changed; a page in DRAM is read. The caller has the mapping exclusively, so its
 //! bytes stay as they are until the sync ends, wherever the space moves them.
+//!
+//! Next on the path: `pager/src/memory_space/named.rs`, what has changed; `named/src/draft.rs`, which writes it.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

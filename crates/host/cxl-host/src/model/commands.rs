@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The effects of writes to the kernel's files.
+//! What the model does when one of the kernel's files is written: it creates, commits and deletes regions, gives memory
+//! devices to drivers, and takes memory blocks online and offline.
 
 use std::io;
 

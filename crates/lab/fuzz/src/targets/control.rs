@@ -11,8 +11,8 @@ use aquifer_fabric::{DonorReport, HostReport};
 
 use super::one_line;
 
-/// Frames, one after the other, as both sides read them. What is accepted is the same when it is written and read
-/// again, and a registration that a manager accepts is one that it can store.
+/// Frames, one after the other, as both sides read them. Frames that are accepted are the same when they are written
+/// and read again, and a registration that a manager accepts is one that it can store.
 pub fn control(bytes: &[u8]) {
     let (mut rest, mut roster) = (bytes, Roster::default());
     while let Some((header, tail)) = rest.split_first_chunk::<HEADER_BYTES>() {

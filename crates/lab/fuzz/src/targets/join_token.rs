@@ -7,8 +7,8 @@ use aquifer_authority::JoinToken;
 
 use super::one_line;
 
-/// The text of a join token. What is accepted is one token with one text; what is refused is not repeated in the
-/// message, because it may be a secret with a typing error.
+/// The text of a join token. An accepted text has one token, and that token has one text; a refused text is not
+/// repeated in the message, because it may be a secret with a typing error.
 pub fn join_token(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match text.parse::<JoinToken>() {

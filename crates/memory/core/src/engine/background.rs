@@ -8,7 +8,7 @@
 //! the worker soon asks for the next one. Blocks that were read ahead are not installed: they wait in their frames, and
 //! the fault on the first of them installs the whole run with one call (`fault.rs`).
 //!
-//! Called by `driver/src/worker.rs`.
+//! Called by `driver/src/worker.rs`, which carries the plan out. Next on the path: `victims.rs`, which block to evict.
 
 use super::Engine;
 use crate::block::{State, Waiting};
@@ -252,9 +252,9 @@ impl Engine {
         }
     }
 
-    /// The pages of another stripe's mapping with the pages `start..end`, if it may be the rest of the one in which a
-    /// stream has been so far: if both meet the ends of their stripes. Between them lie the other shards' stripes. A
-    /// descending stream comes to the last of several mappings first.
+    /// The pages of the mapping, in another stripe of this shard, that contains `start..end`. `None` unless it may
+    /// continue the mapping that a stream has just left: both must touch the ends of their stripes. Between the two lie
+    /// the stripes of other shards. A descending stream comes to the last of several mappings first.
     fn next_stripe(
         &self,
         start: PageIndex,

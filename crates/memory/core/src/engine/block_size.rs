@@ -21,6 +21,8 @@
 //! where the tier is memory, because an exchange for each part costs more than it saves.
 //!
 //! The large size was chosen by comparing sizes with STREAM (docs/decisions/0008); the other numbers are choices.
+//!
+//! Next on the path: `make_room.rs`, if no frame is free.
 
 use super::Engine;
 use crate::areas::Evidence;

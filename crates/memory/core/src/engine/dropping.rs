@@ -16,8 +16,8 @@ use crate::units::BlockIndex;
 
 /// Maximum number of victims that a fault drops by one call.
 pub const DROPS_MAX: usize = 32;
-/// Maximum number of pages of them: the fault needs one block, and what is dropped beyond that must be little of any
-/// budget.
+/// Maximum number of pages of them: the fault needs one block, and the pages dropped beyond that must be a small part
+/// of any budget.
 pub(super) const DROPPED_PAGES_MAX: u64 = 32;
 
 /// Sealed victims, to be dropped together.

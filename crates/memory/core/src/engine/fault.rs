@@ -9,7 +9,8 @@
 //! (`reports.rs`) and asks again until the block is installed. Making room (`make_room.rs`) is part of the same loop,
 //! so a fault never waits for the worker unless every block is busy.
 //!
-//! Called by `driver/src/fault.rs`, which carries out the steps.
+//! Called by `driver/src/fault.rs`, which carries out the steps. Next on the path: `block_size.rs`, how much to fetch;
+//! `make_room.rs`, a frame to fetch into; then the driver's `transfer.rs`.
 
 use super::Engine;
 use super::credit::{CreditStep, MOVES_COUNTED};
@@ -281,7 +282,7 @@ impl Engine {
             return Exchange::Move;
         }
         if !self.frames.reserve(u64::from(weight * count)) {
-            // What is owed is paid back first, and a run of blocks is seldom worth its credit.
+            // The credit that is owed is paid back first, and a run of blocks is seldom worth its credit.
             let is_for_lack = self.debt_pages == 0 && count == 1;
             self.moves_lately = (self.moves_lately + u32::from(is_for_lack)).min(MOVES_COUNTED);
             return Exchange::Move;

@@ -6,7 +6,8 @@
 //! Pure. Standby blocks are used first, then a victim of the policy. A block whose write-back failed waits on a list of
 //! its own, so that it delays no other block; it is retried occasionally, and when nothing else is left.
 //!
-//! Next on the path: `dropping.rs`, for victims that need no frame, and `reports.rs`, which ends the steps begun here.
+//! Next on the path: `victims.rs`, which chooses a victim; `dropping.rs`, for victims that need no frame; and
+//! `reports.rs`, which ends the steps begun here.
 
 use super::Engine;
 use super::fault::FaultStep;

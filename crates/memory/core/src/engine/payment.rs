@@ -3,10 +3,10 @@
 
 //! Pays debt on the threads that fault, when there is more of it than the worker pays in time.
 //!
-//! Pure. A fault takes as much as it makes free, so it leaves the debt as it is. Where the tier itself is local memory,
-//! each victim that a fault writes back even adds to it: the tier's memory comes out of the engine's budget. So a fault
-//! in an engine that owes much first evicts, and gives pages back to the kernel, as long as that works; and where the
-//! debt is [bounded](Engine::bound_debt), no fault takes memory beyond the bound.
+//! Pure. A fault takes as many pages as it frees, so it leaves the debt as it is. Where the tier itself is local
+//! memory, each victim that a fault writes back even adds to it: the tier's memory comes out of the engine's budget. So
+//! a fault in an engine with much debt first evicts, and gives pages back to the kernel, as long as that works; and
+//! where the debt is [bounded](Engine::bound_debt), no fault takes memory beyond the bound.
 //!
 //! Next on the path: `make_room.rs`, which chooses the victims, and `reports.rs`, which ends the steps begun here.
 
@@ -17,7 +17,8 @@ use crate::block::State;
 use crate::units::Order;
 
 /// Debt of more than `1 / DEBT_PART` of the budget is much. A choice: the worker's turns are shorter than the time in
-/// which programs fault in as much. Where the debt is bounded, this is the bound, apart from a few blocks under way.
+/// which a program faults on that many pages. Where the debt is bounded, this is the bound, apart from a few blocks
+/// under way.
 const DEBT_PART: u64 = 64;
 /// How many pages a fault gives back together, at least, since each time interrupts the other CPUs. It has to evict for
 /// them.
@@ -25,8 +26,8 @@ const PAYMENT_PAGES_MIN: u64 = 16;
 
 impl Engine {
     /// From now on, a fault that needs a frame has none while there is more debt than `1 / 64` of the budget: for an
-    /// engine whose tier grows by what it evicts. Otherwise pages that do not compress would never be paid for: for each
-    /// that is given up, the tier takes as much.
+    /// engine whose tier grows by what it evicts. Otherwise pages that do not compress would never be paid for: for
+    /// each page that is given up, the tier takes one.
     pub fn bound_debt(&mut self) {
         self.bounds_debt = true;
     }
@@ -42,8 +43,8 @@ impl Engine {
         self.settings.fetch_cost <= 1 && self.debt_pages > self.budget_pages() / DEBT_PART
     }
 
-    /// A step that leads to a payment, for a fault on a block of `order` in `state`. `None` if there is no such step, or
-    /// if the block needs no frame: one on standby has its own, which must not be taken from it.
+    /// A step that leads to a payment, for a fault on a block of `order` in `state`. `None` if there is no such step,
+    /// or if the block needs no frame: one on standby has its own, which must not be taken from it.
     pub(super) fn make_payment(&mut self, order: Order, state: State) -> Option<CreditStep> {
         if !matches!(state, State::Stored | State::Empty) {
             return None;
@@ -144,8 +145,8 @@ mod tests {
         assert_eq!(faulted(&mut engine, PAGES + faults, STEPS_MAX), 0, "the worker pays the rest");
     }
 
-    /// A tier took as much as the engine gave up. Faults paid for 64 steps, to no avail, and then took what was not
-    /// there: the process grew by all that did not compress, and the kernel ended it.
+    /// A tier took as much as the engine gave up. Faults paid for 64 steps without reducing the debt, and then took
+    /// frames beyond the budget: the process grew by every page that did not compress, and the kernel ended it.
     #[test]
     fn a_bounded_debt_stays_bounded_while_the_tier_grows_by_all_that_is_evicted() {
         let mut engine = full(1);

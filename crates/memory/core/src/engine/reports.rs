@@ -5,6 +5,8 @@
 //!
 //! Pure. Each report moves one block along an arrow of the diagram in `block.rs`, and returns whether other threads
 //! wait for the block.
+//!
+//! Next on the path: `map/heat.rs` for a block that has arrived; `standby.rs` for one that was evicted.
 
 use super::Engine;
 use crate::block::{NONE, State, Waiting};

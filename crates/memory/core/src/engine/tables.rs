@@ -12,7 +12,7 @@ use crate::units::PAGE_BYTES;
 /// Bytes of one entry of the kernel's page tables.
 const PAGE_TABLE_ENTRY_BYTES: u64 = 8;
 
-/// Bytes in memory, by part. What was never written to is not counted, since it takes no memory.
+/// Bytes in memory, by part. Entries that were never written are not counted, since they take no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
     /// Mappings, regions and blocks.

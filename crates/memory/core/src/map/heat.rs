@@ -5,6 +5,8 @@
 //!
 //! Pure, and called on the fault path: constant time, except that a change of size visits the block's units, which it
 //! does anyway. `temperature.rs` defines the numbers.
+//!
+//! Next on the path: `engine/background.rs`, which reads ahead, cleans and evicts before the next fault.
 
 use super::BlockMap;
 use crate::block::{Block, State};

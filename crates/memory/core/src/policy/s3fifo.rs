@@ -22,6 +22,8 @@
 //!   evicted faster and faster, and refaulting blocks take their room.
 //!
 //! Parameters: the constants below, chosen with `aquifer-sim`, whose table is the evidence.
+//!
+//! Called by `engine/victims.rs` through `policy.rs`. Next on the path: `standby.rs`, where a victim waits.
 
 use super::{
     Arrival, Policy,

@@ -290,8 +290,8 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Passes every event to `each`, with its number from 0 on, until `each` returns false. Returns how the recording
-    /// ended, as far as it was read.
+    /// Passes every event to `each`, with its number from 0 on, until `each` returns false. Returns the state
+    /// at the end of the part that was read.
     pub fn read(&mut self, mut each: impl FnMut(u64, Event<'a>) -> bool) -> Result<End, Damage> {
         loop {
             let offset = self.offset as u64;

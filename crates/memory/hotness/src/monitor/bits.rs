@@ -63,7 +63,7 @@ pub const CONTROL: usize = 0x40;
 pub const SETTINGS: usize = 0x48;
 /// When the device interrupts.
 pub const NOTIFICATION: usize = 0x50;
-/// What is going on.
+/// Status bits.
 pub const STATUS: usize = 0x60;
 /// The end of the hot list from which entries are taken.
 pub const HEAD: usize = 0x68;

@@ -5,7 +5,7 @@
 //!
 //! The page is read from the tier into a scratch page and checked against its guard, and only the bytes that were asked
 //! for are handed over. No block changes its state, so no other thread has to be excluded: the guard, which is read
-//! under the engine's lock, is that of the last write up to then, and bytes that match it are the right answer,
+//! under the engine's lock, belongs to the last write before that, and bytes that match it are the right answer,
 //! whatever happens to the block meanwhile. Anything else (the block is in DRAM, another thread works on it, the tier
 //! fails, the bytes do not match because the slot was written again) goes the usual way, by making the page resident.
 //!

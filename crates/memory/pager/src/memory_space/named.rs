@@ -41,7 +41,7 @@ impl MemorySpace {
 }
 
 impl Mapping<'_> {
-    /// Calls `each` with the number of every page of a range, in order, and what is known about its bytes.
+    /// Calls `each` with the number of every page of a range, in order, and with what the engine knows about its bytes.
     pub fn contents(&self, at: usize, len: usize, mut each: impl FnMut(usize, Contents)) -> Result<(), SpaceFailure> {
         self.check_range(at, len)?;
         let origin = PageIndex::at(self.start.as_ptr() as usize);

@@ -3,6 +3,8 @@
 
 //! Installs pages at the program's address and takes them away: one block by `exchange.rs`, and many sealed blocks at a
 //! time here.
+//!
+//! May run in a signal handler: does not allocate, and takes no lock. Next on the path: `exchange.rs`.
 
 #![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
 

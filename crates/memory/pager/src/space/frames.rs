@@ -2,6 +2,9 @@
 // Copyright the Aquifer authors
 
 //! Gives frames their pages, takes these back, and accesses their bytes.
+//!
+//! May run in a signal handler: does not allocate. Next on the path: `driver/src/inspect.rs`, which checks fetched
+//! bytes; then `exchanger.rs`, which installs them.
 
 #![allow(unsafe_code, reason = "pages of frames are dropped; the site says why nobody misses them")]
 

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Transfers between frames and the tier.
+//! Reads blocks from the tier into frames and writes them back, on the calling thread or through the worker's queue.
+//!
+//! A read that fails temporarily is retried a few times. If the bytes are not those that were written back, every other
+//! way to the tier is tried before the block counts as lost.
+//!
+//! Transfers on the calling thread may run in a signal handler and do not allocate. Next on the path: the tier
+//! (`tier/src/tier.rs`; `tiers/src/flash.rs`, for example), then `frames.rs`, which has the bytes checked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

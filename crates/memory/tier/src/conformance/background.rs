@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a background worker relies on.
+//! Checks the queue of a tier, as a background worker uses it: requests overlap, the depth bounds them, each completes
+//! once, and a queue can be dropped with requests in flight.
 
 use std::time::{Duration, Instant};
 

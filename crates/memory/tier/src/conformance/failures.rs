@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pager relies on when a tier fails: an error surfaces, no byte is wrong, and the rest goes on.
+//! Checks a tier whose operations fail: an error surfaces, no byte is wrong, and other operations succeed.
 
 use std::collections::BTreeMap;
 

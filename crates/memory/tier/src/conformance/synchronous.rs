@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the faulting thread relies on.
+//! Checks reads, writes and discards of a tier, as the faulting thread makes them.
 
 use aquifer_core::units::REGION_PAGES;
 

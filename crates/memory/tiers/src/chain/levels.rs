@@ -46,14 +46,14 @@ pub(super) struct Levels {
     slabs: u32,
     /// The heat of each slab. Shared with related processes, as are the words below.
     heat: Words<AtomicU32>,
-    /// Three words: the number of the first slab of those that were never placed, the pages of traffic since the last
-    /// epoch ended, and when slabs may move next.
+    /// Three words: the number of the first slab that was never placed, the pages read and written since the last epoch
+    /// ended, and the time from which slabs may move again.
     words: Words,
     /// Wakes the mover.
     pub(super) wakeup: MoverWakeup,
     /// The level whose read failed last.
     failed: AtomicUsize,
-    /// One frame, for a slab that a writer moves on.
+    /// One frame, through which a writer moves a slab to another level.
     pub(super) frames: SpareFrames,
 }
 

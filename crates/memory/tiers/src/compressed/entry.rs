@@ -45,7 +45,7 @@ pub(super) enum Kind {
     Zstd,
 }
 
-/// What is stored of a page.
+/// The stored form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
     /// Nothing: the page may read as anything.

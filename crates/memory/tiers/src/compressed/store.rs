@@ -236,7 +236,7 @@ impl Store {
             .for_each(|page| self.replace(page, Stored::Nothing));
     }
 
-    /// Makes `stored` what is stored of a page, and releases what was stored before.
+    /// Records `stored` as the stored form of a page, and releases the earlier one.
     fn replace(&self, page: usize, stored: Stored) {
         if page >= self.touched() {
             self.counters[TOUCHED].fetch_max(page as u64 + 1, Ordering::SeqCst);
@@ -308,7 +308,7 @@ impl Store {
         self.spans.limit(bytes.saturating_sub(self.table_bytes()) / SPAN_BYTES as u64);
     }
 
-    /// What is stored now, by all related processes.
+    /// The bytes that are stored now, by all related processes.
     pub(super) fn figures(&self) -> CompressionFigures {
         let census = self.spans.census();
         let pages = self.entries.len() as u64;

@@ -44,8 +44,9 @@ pub(super) fn newcomers(view: &View) -> Vec<Newcomer> {
     view.members.iter().filter(|member| member.order == Order::Use).map(newcomer).collect()
 }
 
-/// What is to be done so that members become as the view says: those that join first, so that what drains has a place
-/// to go to. A view without members changes nothing: a program never gives up all its memory on somebody's word.
+/// The steps that make the members match the view: those that join first, so that slabs of members that drain have a
+/// place to go to. A view without members changes nothing: a program never gives up all its memory because of one
+/// message.
 pub(super) fn steps(view: &View, status: &BTreeMap<MemberKey, MemberStatus>) -> Vec<Step> {
     if view.members.is_empty() {
         return Vec::new();

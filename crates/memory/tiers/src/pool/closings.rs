@@ -22,7 +22,7 @@ use aquifer_sys::signals::{sent_by_others, set_mask};
 use super::follower::{PAUSE_FIRST, PAUSE_MAX};
 use super::link::{CLOSE_WAIT, Use};
 
-/// Closings that wait. A choice: a program has a few volumes. The agent forgets what is beyond when the process ends.
+/// Closings that wait. A choice: a program has a few volumes. The agent forgets further ones when the process ends.
 const CLOSINGS_MAX: usize = 64;
 /// How often the lock is tried. It is held for a few instructions.
 const LOCK_TRIES_MAX: u32 = 1000;
@@ -62,7 +62,7 @@ impl Undelivered {
         !mem::replace(&mut self.is_served, true)
     }
 
-    /// Removes what was delivered. Returns false, for its thread to end, if nothing is left.
+    /// Removes the closings that were delivered. Returns false, for its thread to end, if nothing is left.
     fn remove(&mut self, delivered: &[Use]) -> bool {
         self.closings.retain(|closing| !delivered.contains(closing));
         self.is_served = !self.closings.is_empty();

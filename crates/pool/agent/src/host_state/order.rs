@@ -2,6 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Carries the manager's steps out in the host state. Pure. Each step may be repeated.
+//!
+//! Next on the path: `users.rs`, who uses a member; `view.rs`, what programs are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,6 +6,8 @@
 //!
 //! Binding, unbinding, resizing, draining, retiring and declaring dead are idempotent: a request for what already holds
 //! changes nothing, not even the version.
+//!
+//! Next on the path of a bind: `reconcile/establish.rs`, the steps that bring the volume to its host.
 
 use std::collections::BTreeSet;
 
@@ -99,7 +101,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Releases a volume. It is dropped when nothing of it is lent any more.
+    /// Releases a volume. It is dropped when none of its memory is lent any more.
     pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
         let mut released = self.desired.wanted(id)?.clone();
         released.release();

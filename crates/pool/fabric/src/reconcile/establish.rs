@@ -3,6 +3,9 @@
 
 //! Decides the steps that bring a bound volume to its host: first grants, then the volume as a whole, later members
 //! that join it.
+//!
+//! Pure. Next on the path: the peer that a step is for: a donor (`donor/src/reservations.rs`), a host's agent
+//! (`agent/src/host_state/order.rs`), or a CXL switch (`cxl-peers/src/step.rs`).
 
 use super::progress::{AtSource, agent, at_source, has_left, is_dead};
 use super::{End, MemberLease, Reason, Round, States, Step, Waiting};

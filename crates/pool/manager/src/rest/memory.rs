@@ -2,6 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Volumes as memory chunks of memory domains, which are pools, and their bindings as connections.
+//!
+//! Reads come from a snapshot. A change becomes an order for the writer (`order.rs`), the next on its path.
 
 use std::collections::BTreeMap;
 

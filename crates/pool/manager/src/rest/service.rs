@@ -2,6 +2,9 @@
 // Copyright the Aquifer authors
 
 //! Answers one request: finds the route, the caller, the body; calls the route's function.
+//!
+//! Next on the path: `routes.rs`, the table; for a change, `memory.rs` or `switches.rs`, which hand an order to the
+//! writer (`order.rs`).
 
 use std::net::IpAddr;
 use std::path::PathBuf;

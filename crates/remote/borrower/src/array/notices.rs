@@ -49,7 +49,7 @@ impl Parts {
         for member in self.in_use().map(|index| &self.members[index]) {
             let name = member.store.name();
             if member.was_restarted.swap(false, Ordering::AcqRel) {
-                say(&format!("the donor at {name} was restarted, and has lost all that it held; {}", self.remains()));
+                say(&format!("the donor at {name} was restarted, and its slabs were lost; {}", self.remains()));
             }
             let Some(now) = Notice::of(member).filter(|now| member.is_news(*now)) else { continue };
             match now {

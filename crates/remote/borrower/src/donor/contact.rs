@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long a donor that does not answer is waited for, and how often it is asked during that time. Shared by all
+//! How long a thread waits for a donor that does not answer, and how often it asks during that time. Shared by all
 //! threads.
 //!
 //! ```text

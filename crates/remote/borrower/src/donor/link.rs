@@ -15,6 +15,8 @@
 //! Threads: one at a time has a link (`links.rs`), possibly in a signal handler. System calls go straight to the kernel
 //! (rustix); nothing is allocated and no signal sent (`MSG_NOSIGNAL`). Waits are cut into pieces, so that a signal that
 //! ends the program takes effect soon; each has a deadline.
+//!
+//! Next on the path: `channel.rs`, then the donor's `connection.rs`.
 
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd};

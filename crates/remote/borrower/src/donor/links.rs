@@ -14,6 +14,8 @@
 //! After fork(2) the child gets its own sockets under the same numbers before the program's code runs in it, because
 //! two processes on one stream would read each other's answers. A child that was created without our knowledge is
 //! detected by a word that fork(2) clears, and refused.
+//!
+//! Next on the path: `link.rs`, one request and its answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -229,7 +231,7 @@ impl Links {
     pub(crate) fn take_notice(&self) -> Option<String> {
         let Security::Tls(borrower) = &self.security else { return None };
         let failure = borrower.take_failure()?;
-        Some(format!("{failure}; until then, connections to donors are made with what was read before"))
+        Some(format!("{failure}; until then, new connections to donors use the files as they were read before"))
     }
 
     /// The record of the donor's notices that it is reclaiming memory.

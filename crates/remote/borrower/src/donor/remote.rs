@@ -10,6 +10,8 @@
 //! slab that it has from its parent.
 //!
 //! Threads: any, including signal handlers. Allocates nothing, and locks nothing.
+//!
+//! Next on the path: `ranges.rs`, the lease to use; `tcp.rs`, `rdma.rs` or `shared_memory.rs`, which moves the bytes.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 
 //! A donor over TCP: each read and write is a request, whose bytes go straight from and to the frame. Demand has a few
 //! links, and each queue has one more.
+//!
+//! Next on the path: `links.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
