@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes the program's mappings into management. `release.rs` releases them.
+//! Takes the program's mappings into management. `release.rs` releases them. `adopt/register.rs` registers them, and
+//! `adopt/pins.rs` keeps memory resident for system calls and mlock(2).
 //!
 //! While all adopted memory fits the budget, nothing is registered and the program runs as if the library were absent.
 //! The first mapping that no longer fits starts the pager, which then registers all of them; the page tables tell which
@@ -12,31 +13,32 @@
 //!
 //! Next on the path of a fault, once the pager has started: `signal.rs` or `listener.rs`, depending on the delivery.
 
-use std::io;
+mod pins;
+mod register;
+
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_stats::{Counters, Gauge};
-use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MAX, advise, resident_pages};
+use aquifer_sys::memory::OwnWord;
 use aquifer_sys::own_descriptors::keep_spares;
-use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Forks, Trapping};
-use aquifer_sys::uffd::{Partial, Uffd, mode};
 use aquifer_sys::{async_io, descriptors, own_stack};
 use aquifer_tiers::Tier;
 
-use crate::abort::{Number, abort, say};
+use crate::abort::abort;
 use crate::address_ranges::AddressRanges;
 use crate::advice::GivenAdvice;
 use crate::calls_in_progress::{Postponed, Reach};
 use crate::ledger::Ledger;
 use crate::pager::{Pager, Settings};
-use crate::pins::{CallPins, LOCKED_PART};
 use crate::reserved::Opened;
 use crate::signal;
+
+pub(crate) use self::register::by_pagemap;
 
 /// An adopted range, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -392,203 +394,6 @@ impl Adopter {
         })
     }
 
-    /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engines' locks.
-    pub(crate) fn register(&self, pager: &'static Pager, huge: &AddressRanges, ranges: &[Range]) {
-        let by_size = |range: &Range| pager.parts_by_size(range.start, range.end, huge);
-        let parts_of_all: Vec<_> = ranges.iter().map(by_size).collect();
-        let mut budgets = pager.lock_budgets();
-        let mut engines = pager.lock_all();
-        for (range, parts) in ranges.iter().zip(parts_of_all) {
-            let (start, len) = (range.start, range.end - range.start);
-            let delivery = self.delivery(pager, *range);
-            if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
-                drop((engines, budgets));
-                let size = Number::new(len as u64 >> 10);
-                say(&[
-                    "a mapping of ",
-                    size.text(),
-                    " KiB stays outside the budget: the kernel refuses to register it (",
-                    errno.name(),
-                    "); it counts as unmanaged",
-                ]);
-                budgets = pager.lock_budgets();
-                engines = pager.lock_all();
-                continue;
-            }
-            // A child made without the library seeing the call must not read zeros (`fork.rs`); nor must a core dump
-            // show them.
-            let _ = advise(start, len, libc::MADV_DONTFORK);
-            let _ = advise(start, len, libc::MADV_DONTDUMP);
-            let present = match populated(pager.uffd(delivery), start, len) {
-                Ok(present) => present,
-                Err(error) => abort(&[
-                    "cannot read /proc/self/pagemap (",
-                    &error.to_string(),
-                    "), or ask mincore(2), to find the pages of new memory that have contents; allow either, or give \
-                     the program enough DRAM (--dram)",
-                ]),
-            };
-            let origin = PageIndex::at(start);
-            pager.note_scattered(present.iter().filter(|present| **present).count() as u64);
-            let mut is_there = |page: PageIndex, count: u32| {
-                let index = (page - origin) as usize;
-                present[index..index + count as usize].iter().any(|present| *present)
-            };
-            for (part, is_huge) in parts {
-                let (first, last) = (PageIndex::at(part.start), PageIndex::at(part.end));
-                for (shard, first, last) in pager.stripes.parts(first, last) {
-                    let engine = &mut engines[shard];
-                    match is_huge {
-                        true => pager.add_huge(engine, (first, last), delivery, &mut is_there),
-                        false => engine.add(first, last, pager.order, delivery, &mut is_there),
-                    }
-                }
-            }
-            if pager.calls_must_pin(delivery) {
-                // Release pairs with the Acquire in `may_need_pin`: the program may use the range from now on.
-                self.pinned_low.fetch_min(start, Ordering::Release);
-                self.pinned_high.fetch_max(range.end, Ordering::Release);
-            }
-            self.counters.increase(registered(delivery), 1);
-        }
-        if self.watches_calls() {
-            signal::trap_calls();
-        }
-        aquifer_driver::settle(pager, &mut budgets, &mut engines);
-        for (shard, engine) in pager.shards().zip(&engines) {
-            shard.publish(engine);
-            shard.publish_tables(engine);
-        }
-        drop((engines, budgets));
-        pager.wake_workers();
-    }
-
-    /// Whether `start..start + len` may contain pages that a call must pin. A quick check; only false is certain.
-    pub fn may_need_pin(&self, start: usize, len: usize) -> bool {
-        start < self.pinned_high.load(Ordering::Acquire)
-            && start.saturating_add(len) > self.pinned_low.load(Ordering::Acquire)
-            && len > 0
-    }
-
-    /// Whether any page may exist that a call must pin.
-    pub fn watches_calls(&self) -> bool {
-        self.pinned_high.load(Ordering::Acquire) != 0
-    }
-
-    /// Whether eviction copies pages, so that data written without a visible call would be lost.
-    pub fn copies(&self) -> bool {
-        self.pager().is_some_and(Pager::copies)
-    }
-
-    /// An empty set of pins, for the memory of one system call. `None` before the pager has started.
-    pub fn call_pins(&self) -> Option<CallPins> {
-        self.pager().map(CallPins::new)
-    }
-
-    /// Called before mlock(2): keeps the managed part of `start..start + len` resident. False if that exceeds the
-    /// memory that may be locked.
-    pub fn lock(&'static self, start: usize, len: usize) -> bool {
-        own_stack::call(move || {
-            let mut state = self.state();
-            let end = start.saturating_add(len);
-            if let Some(pager) = self.pager() {
-                // The kernel would populate every frame address, far beyond the budget.
-                if pager.has_frames_in(start, end) {
-                    return false;
-                }
-                // Postponed memory is left to the kernel, which locks it.
-                state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
-                return pager.lock(start, len);
-            }
-            let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
-            let wanted: usize = state.waiting.iter().map(overlap).sum();
-            let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
-            if wanted > 0 {
-                if (before + wanted) as u64 > self.whole_budget_bytes() / LOCKED_PART {
-                    return false;
-                }
-                state.locked.push(Range { start, end, delivery: Delivery::Signal });
-            }
-            true
-        })
-    }
-
-    /// Whether any part of `start..start + len` has been locked since the pager started.
-    pub fn is_locked(&self, start: usize, len: usize) -> bool {
-        self.pager().is_some_and(|pager| pager.is_locked(start, len))
-    }
-
-    /// Called before mlockall(2) of current mappings. False if that exceeds the memory that may be locked.
-    pub fn lock_all(&'static self) -> bool {
-        own_stack::call(move || {
-            let mut state = self.state();
-            if self.is_active() || state.managed_bytes > self.whole_budget_bytes() / LOCKED_PART {
-                return false;
-            }
-            state.locked = state.waiting.clone();
-            true
-        })
-    }
-
-    /// Keeps `start..start + len` resident for as long as the calling thread lives. Returns a number for
-    /// [`release_pin`](Self::release_pin) if there is a pin to release; EAGAIN if the range cannot be pinned.
-    pub fn pin_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
-        own_stack::call(move || {
-            let mut state = self.state();
-            let Some(pager) = self.pager() else {
-                // Once the pager starts, nobody can tell whose range this is: it stays locked until it is unmapped.
-                let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
-                if state.waiting.iter().any(|range| range.start < end && start < range.end) {
-                    state.locked.push(Range { start, end, delivery });
-                }
-                return Ok(None);
-            };
-            drop(state);
-            pager.pin_for_thread(start, len)
-        })
-    }
-
-    /// Ties the pin that [`pin_for_thread`](Self::pin_for_thread) made to the life of a task that the caller has
-    /// made by clone(2) with shared memory.
-    pub fn pass_pin(&self, index: usize, task: u32) {
-        self.pager().inspect(|pager| pager.pass_pin(index, task));
-    }
-
-    /// Releases the pin that [`pin_for_thread`](Self::pin_for_thread) made.
-    pub fn release_pin(&self, index: usize) {
-        self.pager().inspect(|pager| pager.release_pin(index));
-    }
-
-    /// Called before munlock(2).
-    pub fn unlock(&'static self, start: usize, len: usize) {
-        own_stack::call(move || {
-            let mut state = self.state();
-            match self.pager() {
-                Some(pager) => pager.unlock(start, len),
-                None => {
-                    cut(&mut state.locked, start, start.saturating_add(len));
-                }
-            }
-        })
-    }
-
-    /// Whether the kernel's own accesses to `start..start + len` may fail because some of it has signal delivery.
-    pub fn fails_the_kernel(&'static self, start: usize, len: usize) -> bool {
-        own_stack::call(move || {
-            let state = self.state();
-            let Some(pager) = self.pager() else { return false };
-            let end = start.saturating_add(len);
-            let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
-            // Postponed memory is memory that calls must pin.
-            state.postponed.meets(start, end) || pager.has_managed(first, last, |delivery| delivery == Delivery::Signal)
-        })
-    }
-
-    /// Maximum number of bytes that one system call may pin at a time.
-    pub fn pin_bytes_max(&self) -> usize {
-        self.pager().map_or(0, Pager::pin_bytes_max)
-    }
-
     /// Whether any part of `start..start + len` is managed.
     pub fn manages(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
@@ -609,58 +414,6 @@ impl Adopter {
     pub fn is_active(&self) -> bool {
         self.pager().is_some()
     }
-}
-
-fn registered(delivery: Delivery) -> Gauge {
-    match delivery {
-        Delivery::Signal => Gauge::RegisteredMappingsSignal,
-        Delivery::Listener => Gauge::RegisteredMappingsListener,
-    }
-}
-
-/// Which pages of a range that was registered with `uffd` have contents.
-fn populated(uffd: &Uffd, start: usize, len: usize) -> io::Result<Vec<bool>> {
-    match by_pagemap(start, len) {
-        // A program that has changed its user may not open its own pagemap, and one at its limit of open files cannot
-        // open another.
-        Err(error)
-            if error.kind() == io::ErrorKind::PermissionDenied
-                || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
-        {
-            let mut present = vec![false; len / PAGE_BYTES as usize];
-            resident(uffd, start, &mut present).map(|()| present)
-        }
-        outcome => outcome,
-    }
-}
-
-/// Which pages of a range have contents, if the program may read its own pagemap.
-pub(crate) fn by_pagemap(start: usize, len: usize) -> io::Result<Vec<bool>> {
-    let mut present = vec![false; len / PAGE_BYTES as usize];
-    pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
-    Ok(present)
-}
-
-/// As [`populated`], but needs no privilege. If pages can be in swap, mincore(2) does not distinguish a swapped page
-/// from an absent one: each such page is filled with zeros if it is absent, which is what a read of it would return
-/// anyway.
-fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
-    let address = |page: usize| start + page * PAGE_BYTES as usize;
-    for first in (0..present.len()).step_by(RESIDENT_PAGES_MAX) {
-        let count = RESIDENT_PAGES_MAX.min(present.len() - first);
-        let bits = resident_pages(address(first), count).map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))?;
-        (0..count).for_each(|page| present[first + page] = bits >> page & 1 != 0);
-    }
-    if pagemap::may_be_swapped() {
-        for (page, present) in present.iter_mut().enumerate().filter(|(_, present)| !**present) {
-            match uffd.zeropage(address(page), PAGE_BYTES as usize) {
-                Ok(()) | Err(Partial { errno: Errno(libc::EEXIST), .. }) => *present = true,
-                // The mapping is gone, or the kernel refuses it: the page has no contents.
-                Err(_) => {}
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Cuts `start..end` out of `ranges`; returns the number of bytes cut.
