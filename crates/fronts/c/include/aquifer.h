@@ -106,7 +106,7 @@ typedef struct { uint64_t handle; } aquifer_gather_t;
  */
 struct aquifer_options {
     size_t size;              /* sizeof(struct aquifer_options) */
-    const char *dram;         /* the budget, as for --dram: "4GiB"; at least 16 MiB */
+    const char *dram;         /* the budget, as for --dram: "4GiB"; 16 MiB to less than 1 TiB */
     const char *const *tiers; /* as for --tier, the fastest first: "flash:/nvme/cold", "dram:size=1GiB" */
     size_t tiers_count;       /* 1 to 4 */
     const char *policy;       /* as for --policy; NULL for the default */

@@ -15,7 +15,7 @@ from ._status import Histogram, histogram
 class Space(_native.Space):
     """A budget of DRAM, the tiers that store what does not fit, and the mappings of both.
 
-    Settings are written as for ``aquifer run``. ``dram``: at least 16 MiB, as ``"4GiB"`` or a number of bytes.
+    Settings are written as for ``aquifer run``. ``dram``: 16 MiB to 1 TiB, as ``"4GiB"`` or a number of bytes.
     ``tiers``: one to four, the fastest first. ``policy``: which policy chooses the blocks to evict. ``block_size``:
     a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``. ``named_in``: the directory of its named mappings.
     """
