@@ -4,6 +4,7 @@
 """A budget of DRAM over tiers."""
 
 import json
+import operator
 import os
 from typing import Any, Dict, Iterable, Optional, Union
 
@@ -76,6 +77,8 @@ def _native_close(space: Space, is_failing: bool) -> None:
 
 
 def _size(size: Union[int, str]) -> str:
-    if isinstance(size, (int, str)) and not isinstance(size, bool):
-        return str(size)
-    raise TypeError(f"a size is a number of bytes or text such as '1GiB', not {type(size).__name__}")
+    if isinstance(size, str):
+        return size
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(f"a size is a number of bytes or text such as '1GiB', not {type(size).__name__}")
+    return str(operator.index(size))
