@@ -99,6 +99,7 @@ pub fn of_named(py: Python<'_>, error: &NamedError) -> PyErr {
         NamedError::NotFound => "NotFoundError",
         NamedError::NotNamed => "NotNamedError",
         NamedError::Refused(_) => "RefusedError",
+        NamedError::Replaced => "ReplacedError",
         NamedError::Damaged { .. } | NamedError::NotOurs | NamedError::Truncated | NamedError::Version { .. } => {
             "DamagedError"
         }

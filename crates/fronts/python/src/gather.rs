@@ -35,9 +35,8 @@ impl Items {
     /// Copies items one after the other. `into` has [`bytes`](Self::bytes) bytes.
     pub fn gather(&self, mapping: &Mapping, indices: &[u64], into: &mut [u8]) -> Result<(), Error> {
         let items = indices.iter().zip(into.chunks_exact_mut(self.size.max(1)));
-        let mut pieces: Vec<Piece<'_>> = items
-            .map(|(index, into)| Piece { offset: self.start(*index), into })
-            .collect();
+        let mut pieces: Vec<Piece<'_>> =
+            items.map(|(index, into)| Piece { offset: self.start(*index), into }).collect();
         mapping.gather_pieces(&mut pieces)
     }
 }

@@ -254,7 +254,13 @@ impl Mapping {
 
     /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or None to learn it.
     #[pyo3(signature = (size, start = Offset(0), stop = None), text_signature = "($self, size, start=0, stop=None)")]
-    fn block_size(&self, py: Python<'_>, size: Option<BlockBytes>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
+    fn block_size(
+        &self,
+        py: Python<'_>,
+        size: Option<BlockBytes>,
+        start: Offset,
+        stop: Option<Offset>,
+    ) -> PyResult<()> {
         self.hinting(py, |hints| hints.block_size(range(start, stop, self.len), size.map(|size| size.0)))
     }
 
