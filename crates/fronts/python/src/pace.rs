@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-/// A step that takes less than this is followed by a larger one, and one that takes more than [`LONG`] by a smaller one.
+/// A step that takes less than this is followed by a larger one, one that takes more than [`LONG`] by a smaller one.
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_millis(500);
 

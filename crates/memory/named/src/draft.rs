@@ -123,7 +123,9 @@ impl<'s, M: Medium> Draft<'s, M> {
     /// Makes the changes durable, all of them or none. Returns the pages that have changed.
     ///
     /// # Errors
-    /// [`Failure::Truncated`] if the file was cut off meanwhile. [`Failure::Medium`], including that of an earlier `put`. The file then has the old state; or, if the error comes
+    /// [`Failure::Truncated`] if the file was cut off meanwhile.
+    ///
+    /// [`Failure::Medium`], including that of an earlier `put`. The file then has the old state; or, if the error comes
     /// from making it durable or from the superblock, the old or the new one, and the store is
     /// [broken](Failure::Broken).
     pub fn commit(mut self) -> Result<Vec<Changed>, Failure> {

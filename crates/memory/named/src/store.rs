@@ -127,8 +127,8 @@ impl<M: Medium> Store<M> {
     /// Begins to change the file.
     ///
     /// # Errors
-    /// [`Failure::Broken`] after a sync that failed half way, [`Failure::Truncated`] if the file was cut off since it was
-    /// opened, and [`Failure::Medium`].
+    /// [`Failure::Broken`] after a sync that failed half way, [`Failure::Truncated`] if the file was cut off since it
+    /// was opened, and [`Failure::Medium`].
     pub fn draft(&mut self) -> Result<Draft<'_, M>, Failure> {
         if self.is_broken {
             return Err(Failure::Broken);
