@@ -112,12 +112,14 @@ impl Connection {
         !self.is_busy && !self.is_broken && !self.is_closing && self.unsent() < OUTPUT_BYTES_HIGH
     }
 
-    /// Memory of its buffers, and of the batch that a context works on.
+    /// Memory of its buffers, and of the batch that a context works on. None once it is to end: that of a batch comes
+    /// back when its context ends, and other connections must not end for it.
     pub fn buffered(&self) -> usize {
-        self.input.capacity() + self.output.capacity() + self.decoder.bytes() + self.lent
+        let all = self.input.capacity() + self.output.capacity() + self.decoder.bytes() + self.lent;
+        if self.is_broken { 0 } else { all }
     }
 
-    /// Ends the connection, and gives back its buffers.
+    /// Ends the connection, once no context works on a batch of it, and gives back its buffers now.
     pub fn discard(&mut self) {
         self.is_broken = true;
         (self.input, self.output, self.sent, self.decoder) = (Vec::new(), Vec::new(), 0, Decoder::default());
@@ -245,4 +247,37 @@ fn shrink(buffer: &mut Vec<u8>) {
 
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_counts_until_it_is_replied_to_or_the_connection_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut connection = Connection::new(listener.accept().unwrap().0).unwrap();
+        let mut received = vec![0; READ_BYTES];
+        let mut next = |connection: &mut Connection| {
+            client.write_all(format!("GET {}\r\n", "k".repeat(4000)).as_bytes()).unwrap();
+            loop {
+                connection.receive(&mut received);
+                if let Some(batch) = connection.take_batch() {
+                    return batch.bytes.len();
+                }
+            }
+        };
+        let bytes = next(&mut connection);
+        assert!(bytes > 4000 && connection.buffered() >= bytes);
+        connection.reply(b"$-1\r\n", &[], false);
+        let idle = connection.buffered();
+        next(&mut connection);
+        assert_eq!(connection.buffered(), idle + bytes, "its buffers are kept, and the batch is lent");
+        connection.discard();
+        assert_eq!(connection.buffered(), 0, "nobody else ends for a batch that a context has");
+        assert!(connection.is_over());
+    }
 }
