@@ -15,6 +15,9 @@
  *
  * A load or store of memory that a tier has lost gets SIGBUS. It never reads other bytes than were written.
  *
+ * A signal handler may use the memory of mappings. It must not make any of these calls, which take locks that the
+ * interrupted thread may have.
+ *
  * `cargo xtask man3` makes the manual pages from the comments of this file: the first sentence is the page's heading,
  * and lines that begin with an error's name are its list of errors.
  */
@@ -75,6 +78,7 @@ enum aquifer_error {
     AQUIFER_ERR_TRUNCATED = -61,      /* the file is shorter than what was synced */
     AQUIFER_ERR_UNFINISHED = -62,     /* a sync has failed halfway: unmap the mapping and open it again */
     AQUIFER_ERR_VERSION = -63,        /* the file has another version of the format */
+    AQUIFER_ERR_REPLACED = -64,       /* the file was removed or replaced while it was open: nothing can be synced */
     AQUIFER_ERR_UNMANAGED = -70       /* the memory is not managed by `aquifer run` */
 };
 
@@ -106,7 +110,7 @@ typedef struct { uint64_t handle; } aquifer_gather_t;
  */
 struct aquifer_options {
     size_t size;              /* sizeof(struct aquifer_options) */
-    const char *dram;         /* the budget, as for --dram: "4GiB"; at least 16 MiB */
+    const char *dram;         /* the budget, as for --dram: "4GiB"; 16 MiB to less than 1 TiB */
     const char *const *tiers; /* as for --tier, the fastest first: "flash:/nvme/cold", "dram:size=1GiB" */
     size_t tiers_count;       /* 1 to 4 */
     const char *policy;       /* as for --policy; NULL for the default */
@@ -384,6 +388,8 @@ int aquifer_map_named(aquifer_space_t space, const char *name, size_t bytes, aqu
  * AQUIFER_ERR_NOT_NAMED: the mapping has no name.
  * AQUIFER_ERR_FULL_DISK: the file is as before; the sync can be repeated.
  * AQUIFER_ERR_LOST: a tier has lost a changed page of the range; nothing was synced.
+ * AQUIFER_ERR_REPLACED, AQUIFER_ERR_TRUNCATED: the file was removed, replaced or cut off while it was open; nothing of
+ * this sync is durable.
  * AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM: unmap the mapping and open it again.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
  */
@@ -392,8 +398,9 @@ int aquifer_sync(aquifer_mapping_t mapping, size_t start, size_t len);
 /*
  * Makes all of a named mapping durable, at one moment: aquifer_sync() of the whole.
  *
- * AQUIFER_ERR_NOT_NAMED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_LOST, AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM,
- * AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_sync().
+ * AQUIFER_ERR_NOT_NAMED, AQUIFER_ERR_FULL_DISK, AQUIFER_ERR_LOST, AQUIFER_ERR_REPLACED, AQUIFER_ERR_TRUNCATED,
+ * AQUIFER_ERR_UNFINISHED, AQUIFER_ERR_SYSTEM, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
+ * aquifer_sync().
  */
 int aquifer_snapshot(aquifer_mapping_t mapping);
 

@@ -79,6 +79,7 @@ codes! {
     Truncated = -61, "AQUIFER_ERR_TRUNCATED";
     Unfinished = -62, "AQUIFER_ERR_UNFINISHED";
     Version = -63, "AQUIFER_ERR_VERSION";
+    Replaced = -64, "AQUIFER_ERR_REPLACED";
     Unmanaged = -70, "AQUIFER_ERR_UNMANAGED";
 }
 
@@ -146,6 +147,7 @@ impl From<NamedError> for Failure {
             NamedError::NotOurs => Code::NotOurs,
             NamedError::OtherSize { .. } => Code::OtherSize,
             NamedError::Refused(_) => Code::Refused,
+            NamedError::Replaced => Code::Replaced,
             NamedError::System { .. } => Code::System,
             NamedError::TooMany => Code::TooManyNamed,
             NamedError::Truncated => Code::Truncated,

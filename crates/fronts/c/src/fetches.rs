@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::arguments::{Place, array, range};
@@ -21,6 +21,8 @@ use crate::mapping::{self, Mapping};
 
 /// Maximum number of ranges of one fetch. A bound on memory; the tier has far fewer of them at a time.
 const RANGES_MAX: usize = 1 << 16;
+/// Maximum number of wakers that one fetch remembers: as many as there are contexts at a time.
+const WAITERS_MAX: usize = 1 << 16;
 
 /// `aquifer_fetch_t`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,7 +42,10 @@ pub struct Range {
 }
 
 /// What a handle of a fetch stands for. The lock is held while it is polled, which does not wait for a tier.
-struct Fetching(Mutex<State>);
+struct Fetching {
+    state: Mutex<State>,
+    waiters: Arc<Waiters>,
+}
 
 struct State {
     pending: Vec<aquifer::Fetch>,
@@ -48,10 +53,56 @@ struct State {
     failure: Option<Failure>,
 }
 
+/// The threads and contexts that wait for one fetch. A future of the crate `aquifer` wakes only who polled it last, and
+/// that may be a call that does not wait; so it wakes this, which wakes all of them.
+#[derive(Default)]
+struct Waiters(Mutex<Vec<Waker>>);
+
+impl Waiters {
+    fn add(&self, waker: &Waker) {
+        if waker.will_wake(Waker::noop()) {
+            return;
+        }
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.iter().any(|known| known.will_wake(waker)) {
+            return;
+        }
+        // Who waits is woken and comes back; who has given up is forgotten.
+        let full = if list.len() < WAITERS_MAX { Vec::new() } else { std::mem::take(&mut *list) };
+        list.push(waker.clone());
+        drop(list);
+        full.into_iter().for_each(Waker::wake);
+    }
+
+    fn wake_all(&self) {
+        let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        all.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Wake for Waiters {
+    fn wake(self: Arc<Self>) {
+        self.wake_all();
+    }
+}
+
 impl Fetching {
+    fn new(pending: Vec<aquifer::Fetch>) -> Self {
+        Self { state: Mutex::new(State { pending, failure: None }), waiters: Arc::default() }
+    }
+
     /// `Ready` when none is pending, or one of them has failed.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiters.add(context.waker());
+        let outcome = self.poll_all(&mut Context::from_waker(&Arc::clone(&self.waiters).into()));
+        if outcome.is_ready() {
+            self.waiters.wake_all();
+        }
+        outcome
+    }
+
+    fn poll_all(&self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { pending, failure } = &mut *state;
         if failure.is_none() {
             pending.retain_mut(|fetch| match Pin::new(fetch).poll(context) {
@@ -108,7 +159,7 @@ pub unsafe extern "C" fn aquifer_fetch_start(
         // SAFETY: the caller's promise.
         let (ranges, place) = unsafe { (array(ranges, count, "ranges")?, Place::new(fetch, "fetch")?) };
         let pending = ranges.iter().map(|one| mapping.fetch(range(one.start, one.len))).collect();
-        let fetching = Fetching(Mutex::new(State { pending, failure: None }));
+        let fetching = Fetching::new(pending);
         // A fetch starts when it is first polled. Nobody waits yet.
         if let Poll::Ready(Err(failure)) = fetching.poll(&mut Context::from_waker(Waker::noop())) {
             return Err(failure);

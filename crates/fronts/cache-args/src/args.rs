@@ -38,7 +38,7 @@ pub struct CacheArgs {
     /// DRAM for the index of the keys and for the values that are hot, such as 1GiB
     ///
     /// The index takes 30 bytes for each key that --keys allows. The rest, at least 16 MiB, is the values' budget. The
-    /// buffers of connections come on top.
+    /// buffers of connections come on top (--buffers).
     #[arg(long, value_name = "SIZE")]
     pub dram: ByteSize,
     /// Where cold values go, as for `aquifer run`; several are a chain, the fastest first
@@ -55,4 +55,9 @@ pub struct CacheArgs {
     /// Maximum number of connections at a time
     #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub connections: u32,
+    /// Maximum size of the buffers of all connections together; when there is more, those with the largest end
+    ///
+    /// At least 128MiB. A connection usually needs up to 64 KiB, and one with large values several times their size.
+    #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+    pub buffers: ByteSize,
 }

@@ -16,6 +16,8 @@ pub struct Figures {
     pub connections: u64,
     /// Connections that were refused, because there were as many as are allowed.
     pub rejected_connections: u64,
+    /// Connections that were ended, because all buffers together had grown too large.
+    pub evicted_clients: u64,
     /// Commands that were carried out, whatever came of it.
     pub commands: u64,
     /// Reads of keys that were there.
@@ -55,6 +57,7 @@ pub fn info(figures: &Figures, connected: usize, store: &Store, space: &Statisti
         &[
             ("total_connections_received", figures.connections),
             ("rejected_connections", figures.rejected_connections),
+            ("evicted_clients", figures.evicted_clients),
             ("total_commands_processed", figures.commands),
             ("keyspace_hits", figures.hits),
             ("keyspace_misses", figures.misses),

@@ -47,6 +47,10 @@ pub struct Net {
     connections: Vec<Option<Connection>>,
     free: Vec<ConnectionIndex>,
     connections_max: usize,
+    /// Maximum of `buffered`.
+    buffers_max: usize,
+    /// Memory of the buffers of all connections.
+    buffered: usize,
     /// Connections with something to decode.
     queue: VecDeque<ConnectionIndex>,
     /// The buffer through which bytes are read from sockets.
@@ -58,13 +62,15 @@ pub struct Net {
     pub accepted: u64,
     /// Refused so far.
     pub refused: u64,
+    /// Ended so far, because the buffers of all connections together had grown too large.
+    pub evicted: u64,
     /// Whether the process was asked to end.
     pub has_ended: bool,
 }
 
 impl Net {
     /// Serves the listener. `end` becomes readable when the server is to end.
-    pub fn new(listener: TcpListener, end: UnixStream, connections_max: usize) -> io::Result<Self> {
+    pub fn new(listener: TcpListener, end: UnixStream, connections_max: usize, buffers_max: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -76,12 +82,15 @@ impl Net {
             connections: Vec::new(),
             free: Vec::new(),
             connections_max,
+            buffers_max,
+            buffered: 0,
             queue: VecDeque::new(),
             received: vec![0; READ_BYTES],
             checked_at: Instant::now(),
             is_paused: false,
             accepted: 0,
             refused: 0,
+            evicted: 0,
             has_ended: false,
         })
     }
@@ -161,12 +170,33 @@ impl Net {
         }
     }
 
-    /// Closes a connection that is over, and watches the others for what they need.
+    /// Closes a connection that is over, and watches the others for what they need. Ends the connections with the
+    /// largest buffers while all of them together are too large.
     fn settle(&mut self, index: ConnectionIndex) {
+        self.settle_one(index);
+        while self.buffered > self.buffers_max {
+            let alive = |(index, connection): (usize, &Option<Connection>)| {
+                connection.as_ref().filter(|connection| !connection.is_broken).map(|of| (of.buffered(), index))
+            };
+            // What is left is lent to contexts, and comes back.
+            let Some((_, largest)) = self.connections.iter().enumerate().filter_map(alive).max() else { return };
+            if let Some(connection) = &mut self.connections[largest] {
+                connection.discard();
+                self.evicted += 1;
+            }
+            self.settle_one(largest);
+        }
+    }
+
+    fn settle_one(&mut self, index: ConnectionIndex) {
         let Some(connection) = &mut self.connections[index] else { return };
+        let buffered = connection.buffered();
+        self.buffered = self.buffered - connection.counted + buffered;
+        connection.counted = buffered;
         // A broken socket would be reported again and again.
         let wanted = if connection.is_broken { None } else { Some(connection.wanted()) };
         if connection.is_over() {
+            self.buffered -= connection.counted;
             self.connections[index] = None;
             self.free.push(index);
         } else if wanted != Some(connection.watched) {

@@ -82,6 +82,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
+    /// Memory of the words of a request that has not arrived whole.
+    pub fn bytes(&self) -> usize {
+        self.words.capacity() * size_of::<Range<usize>>()
+    }
+
     /// Decodes the request at the start of `bytes`. `None`: more bytes are needed, and the next call gets the same
     /// bytes with more after them. After a request, the next call gets the bytes after it. After a failure, none.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<Option<Request>, ProtocolFailure> {

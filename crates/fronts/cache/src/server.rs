@@ -79,6 +79,7 @@ impl Shared {
     pub(crate) fn info(&self) -> String {
         let (net, mut figures) = (self.net.borrow(), *self.figures.borrow());
         (figures.connections, figures.rejected_connections) = (net.accepted, net.refused);
+        figures.evicted_clients = net.evicted;
         let uptime_s = self.started.elapsed().as_secs();
         figures::info(&figures, net.connected(), &self.store.borrow(), &self.space.statistics(), uptime_s)
     }
@@ -103,7 +104,8 @@ impl Server {
         let space = space.open().map_err(ServerFailure::Space)?;
         let store = Store::open(&space, settings.size_bytes, settings.keys_max).map_err(ServerFailure::Store)?;
         let (end, ender) = UnixStream::pair().map_err(ServerFailure::System)?;
-        let net = Net::new(listener, end, settings.connections_max).map_err(ServerFailure::System)?;
+        let net = Net::new(listener, end, settings.connections_max, settings.buffers_max);
+        let net = net.map_err(ServerFailure::System)?;
         let shared = Shared {
             store: RefCell::new(store),
             net: RefCell::new(net),

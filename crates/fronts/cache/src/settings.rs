@@ -19,6 +19,8 @@ const BYTES_PER_KEY: u64 = 1024;
 const SIZE_BYTES_MAX: u64 = 1 << 40;
 /// The smallest budget of a space.
 const SPACE_BYTES_MIN: u64 = 16 << 20;
+/// The smallest sum of buffers: some more than what one request and its reply take, whose buffers grow by doubling.
+const BUFFERS_BYTES_MIN: u64 = 128 << 20;
 const MIB: u64 = 1 << 20;
 
 /// Checked settings.
@@ -36,11 +38,15 @@ pub struct Settings {
     pub keys_max: u64,
     /// Maximum number of connections.
     pub connections_max: usize,
+    /// Maximum size of the buffers of all connections together.
+    pub buffers_max: usize,
 }
 
 /// Invalid settings. Its text says the cause and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingsFailure {
+    /// Less room for buffers than one connection can need. The bytes.
+    Buffers(u64),
     /// Less DRAM than the index and the smallest space need, both in bytes.
     Dram {
         /// What was given.
@@ -55,6 +61,12 @@ pub enum SettingsFailure {
 impl fmt::Display for SettingsFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Buffers(bytes) => write!(
+                f,
+                "--buffers {}MiB has no room for one request and its reply; give at least {}MiB",
+                bytes / MIB,
+                BUFFERS_BYTES_MIN / MIB
+            ),
             Self::Dram { given, index } => write!(
                 f,
                 "--dram {}MiB is too little for an index of {}MiB and {}MiB for values; raise --dram, or lower --keys \
@@ -85,6 +97,9 @@ impl Settings {
         if !(smallest..=SIZE_BYTES_MAX).contains(&size_bytes) {
             return Err(SettingsFailure::Size(asked));
         }
+        if args.buffers.0 < BUFFERS_BYTES_MIN {
+            return Err(SettingsFailure::Buffers(args.buffers.0));
+        }
         let keys_max = args.keys.unwrap_or(size_bytes / BYTES_PER_KEY);
         let index = Index::bytes_for(keys_max);
         let space_bytes = args.dram.0.saturating_sub(index);
@@ -98,6 +113,7 @@ impl Settings {
             size_bytes,
             keys_max,
             connections_max: args.connections as usize,
+            buffers_max: args.buffers.0 as usize,
         })
     }
 }
@@ -137,6 +153,7 @@ mod tests {
     fn what_cannot_be_is_refused_with_the_remedy() {
         for (words, message) in [
             ("--dram 16MiB", "--dram 16MiB is too little for an index of 2MiB and 16MiB for values; raise --dram"),
+            ("--dram 64MiB --buffers 1MiB", "--buffers 1MiB has no room for one request and its reply; give at least"),
             ("--dram 64MiB --size 16MiB", "--size 16MiB is out of range; give 48MiB to 1024GiB"),
             ("--dram 64MiB --size 2TiB", "--size 2097152MiB is out of range; give"),
         ] {

@@ -6,6 +6,8 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{Client, Reply, Running, WAIT_MAX, can_run, request};
@@ -18,8 +20,17 @@ fn serves(server: &Running) {
 
 /// Resident memory of the server.
 fn resident_bytes(server: &Running) -> u64 {
+    memory(server, "VmRSS:")
+}
+
+/// The most resident memory that the server has had.
+fn resident_bytes_peak(server: &Running) -> u64 {
+    memory(server, "VmHWM:")
+}
+
+fn memory(server: &Running, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
@@ -151,5 +162,80 @@ fn a_client_that_says_no_more_still_gets_its_replies() {
     client.shut_down_writing();
     assert_eq!((client.reply(), client.reply()), (Reply::ok(), Reply::bytes(b"v")));
     assert!(client.is_ended());
+    serves(&server);
+}
+
+/// All clients together cannot make the server take more memory than it allows: those with the largest buffers end.
+#[test]
+fn buffers_of_many_connections_are_bounded_together() {
+    if !can_run() {
+        return;
+    }
+    let server = Running::start(TIER, &["--buffers", "128MiB"]);
+    let before = resident_bytes(&server);
+    let mut word = b"$1048576\r\n".to_vec();
+    word.resize(word.len() + (1 << 20), b'v');
+    word.extend_from_slice(b"\r\n");
+    let half = [&b"*20\r\n"[..], &word.repeat(15)].concat();
+    let mut clients = Vec::new();
+    for _ in 0..40 {
+        let mut client = server.client();
+        // An ended one cannot send any more.
+        client.try_send(&half);
+        clients.push(client);
+    }
+    serves(&server);
+    let grown = resident_bytes_peak(&server).saturating_sub(before);
+    assert!(grown < 192 << 20, "{grown} bytes for clients that send halves of large requests");
+    assert!(server.figure("evicted_clients") >= 20);
+    // Replies that are not read count, too, and small clients stay.
+    let mut small = server.client();
+    assert_eq!(small.ask(&[b"SET", b"k", &vec![b'v'; 1 << 20]]), Reply::ok());
+    let words: Vec<&[u8]> = std::iter::once(&b"MGET"[..]).chain(std::iter::repeat_n(&b"k"[..], 14)).collect();
+    let readers: Vec<Client> = (0..40)
+        .map(|_| {
+            let mut client = server.client();
+            client.try_send(&request(&words));
+            client
+        })
+        .collect();
+    let started = Instant::now();
+    while server.figure("evicted_clients") < 45 {
+        assert!(started.elapsed() < WAIT_MAX, "nobody is disconnected");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(small.ask_text("PING"), Reply::Status("PONG".into()));
+    let grown = resident_bytes_peak(&server).saturating_sub(before);
+    assert!(grown < 192 << 20, "{grown} bytes for clients that do not read");
+    drop((clients, readers));
+    // Their memory is free for others.
+    assert_eq!(small.ask(&words), Reply::Array(vec![Reply::bytes(&vec![b'v'; 1 << 20]); 14]));
+}
+
+/// Requests that cannot be carried out yet stay on the client's side.
+#[test]
+fn a_pipeline_takes_no_memory_of_its_length() {
+    if !can_run() {
+        return;
+    }
+    let server = Running::start(TIER, &[]);
+    let (count, before) = (3_000_000, resident_bytes_peak(&server));
+    let mut sender = TcpStream::connect(server.address).expect("it serves");
+    let mut reader = sender.try_clone().expect("a socket");
+    reader.set_read_timeout(Some(WAIT_MAX)).expect("a socket");
+    let sending = std::thread::spawn(move || {
+        let some = b"PING\r\n".repeat(10_000);
+        (0..count / 10_000).for_each(|_| sender.write_all(&some).expect("it serves"));
+    });
+    let mut left = count * "+PONG\r\n".len();
+    let mut bytes = vec![0; 1 << 20];
+    while left > 0 {
+        let read = reader.read(&mut bytes).expect("a reply within the time");
+        assert!(read > 0 && read <= left);
+        left -= read;
+    }
+    sending.join().expect("it has sent everything");
+    let grown = resident_bytes_peak(&server).saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes for a pipeline");
     serves(&server);
 }

@@ -42,7 +42,7 @@ pub struct Builder {
 
 impl Builder {
     /// The budget: DRAM for the space's memory, as `aquifer run --dram` takes it in bytes (`"4GiB"`, `"307MiB"`). At
-    /// least 16 MiB. Must be given.
+    /// least 16 MiB, and less than 1 TiB. Must be given.
     pub fn dram(mut self, size: impl Into<String>) -> Self {
         self.dram = Some(size.into());
         self
@@ -140,7 +140,8 @@ mod tests {
             (Space::builder().tier("dram:size=16MiB"), "no budget of DRAM; call"),
             (Space::builder().dram("16MiB"), "no tier; call"),
             (builder().dram("much"), "budget of DRAM: 'much' is not a size"),
-            (builder().dram("1MiB"), "below 16 MiB"),
+            (builder().dram("1MiB"), "budget of DRAM: it is below 16 MiB"),
+            (builder().dram("1TiB"), "budget of DRAM: it is not below 1 TiB"),
             (builder().policy("mru"), "policy: 'mru' is not a policy; choose one of s3fifo"),
             (builder().block_size("3KiB"), "block size: '3KiB' is not a power of two"),
             (builder().block_size("4MiB"), "block size: '4MiB' is not a power of two"),

@@ -14,7 +14,7 @@ use aquifer_tiers::{OpenFailure as TierOpenFailure, SpecFailure};
 pub enum OpenError {
     /// Not a valid block size. The text says why.
     BlockSize(String),
-    /// The budget of DRAM is not a valid size. The text says why.
+    /// The budget of DRAM is not a valid size, or is too small or too large. The text says why.
     Dram(String),
     /// No budget of DRAM was given: call [`Builder::dram`](crate::Builder::dram).
     NoDram,
@@ -63,7 +63,10 @@ impl OpenError {
     }
 
     pub(crate) fn of_space(failure: SpaceOpenFailure) -> Self {
-        Self::Start(failure.to_string().into())
+        match failure {
+            SpaceOpenFailure::SmallBudget | SpaceOpenFailure::LargeBudget => Self::Dram(failure.to_string()),
+            _ => Self::Start(failure.to_string().into()),
+        }
     }
 }
 

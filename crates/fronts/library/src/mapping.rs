@@ -302,7 +302,9 @@ impl Mapping {
     /// # Errors
     /// [`NamedError::NotNamed`]; [`NamedError::FullDisk`], after which the file is as before, and the sync can be
     /// repeated; [`NamedError::Memory`] with [`Error::Lost`] if a changed page of the range is lost, or with another
-    /// error of [`read`](Self::read); [`NamedError::System`], [`NamedError::Unfinished`].
+    /// error of [`read`](Self::read); [`NamedError::Replaced`] or [`NamedError::Truncated`] if the file was removed,
+    /// replaced or cut off while it was open, and nothing of this sync is durable; [`NamedError::System`],
+    /// [`NamedError::Unfinished`].
     pub fn sync(&mut self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
         self.sync_bytes(range)
     }

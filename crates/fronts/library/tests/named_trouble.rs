@@ -193,6 +193,56 @@ fn a_sync_of_lost_changes_fails_and_changes_nothing() {
     assert_eq!(words[MIB / 8].to_le_bytes()[..3], [9; 3]);
 }
 
+/// A sync never says that bytes are durable which nobody could find again.
+#[test]
+fn a_file_that_is_removed_replaced_or_cut_off_while_it_is_open_cannot_be_synced() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new("named-replaced");
+    let space = scratch.space("dram:size=16MiB", "16KiB");
+    type Change = fn(&Scratch);
+    let changes: [(Change, NamedError); 4] = [
+        (|scratch| fs::remove_file(scratch.file("a")).unwrap(), NamedError::Replaced),
+        (|scratch| fs::rename(scratch.file("other"), scratch.file("a")).unwrap(), NamedError::Replaced),
+        (|scratch| cut_off(scratch, 100 * PAGE), NamedError::Truncated),
+        (|scratch| cut_off(scratch, 0), NamedError::Truncated),
+    ];
+    for (change, error) in changes {
+        for name in ["a", "other"] {
+            let _ = fs::remove_file(scratch.file(name));
+            stored(&scratch, name);
+        }
+        let mut mapping = space.open_named("a").unwrap();
+        let mut byte = [0];
+        mapping.read(0, &mut byte).unwrap();
+        change(&scratch);
+        assert_eq!(mapping.snapshot(), Err(error.clone()), "nothing has changed");
+        mapping.write(0, &[9; PAGE]).unwrap();
+        assert_eq!(mapping.sync(..PAGE), Err(error));
+        mapping.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [9], "it can still be copied to another mapping");
+    }
+    // A file that is moved is the same file.
+    stored(&scratch, "b");
+    let mut mapping = space.open_named("b").unwrap();
+    fs::rename(scratch.file("b"), scratch.file("c")).unwrap();
+    mapping.write(0, &[9; PAGE]).unwrap();
+    mapping.snapshot().unwrap();
+    drop(mapping);
+    let mut byte = [0];
+    space.open_named("c").unwrap().read(0, &mut byte).unwrap();
+    assert_eq!(byte, [9]);
+    // A link to nothing is not another process that has the mapping open.
+    std::os::unix::fs::symlink(scratch.0.join("nothing"), scratch.file("link")).unwrap();
+    let refused = space.map_named("link", MIB).err();
+    assert!(matches!(&refused, Some(NamedError::Refused(why)) if why.contains("remove the link")), "{refused:?}");
+}
+
+fn cut_off(scratch: &Scratch, bytes: usize) {
+    fs::File::options().write(true).open(scratch.file("a")).unwrap().set_len(bytes as u64).unwrap();
+}
+
 /// A forked child has none of it, and does not keep the mapping from being opened again.
 #[test]
 fn a_forked_child_has_no_named_mapping_and_no_lock() {

@@ -62,7 +62,11 @@ pub fn of_open(py: Python<'_>, error: &OpenError) -> PyErr {
         OpenError::Tier(_) => "TierError",
         _ => "OpenError",
     };
-    new(py, class, &error.to_string(), None, &[])
+    let message = match error {
+        OpenError::NoTier => "no tier; give tiers=\"flash:/var/tmp/cold\", for example".to_owned(),
+        other => other.to_string(),
+    };
+    new(py, class, &message, None, &[])
 }
 
 /// Why a space was not closed.
@@ -86,11 +90,16 @@ pub fn of_named(py: Python<'_>, error: &NamedError) -> PyErr {
         }
         NamedError::System { errno, .. } => return new(py, "NamedError", &error.to_string(), Some(*errno), &[]),
         NamedError::AlreadyOpen => "AlreadyOpenError",
-        NamedError::BadName | NamedError::NoDirectory => "BadNameError",
+        NamedError::NoDirectory => {
+            let message = "no directory for named mappings; open the space with named_in=\"/nvme/stores\", for example";
+            return new(py, "BadNameError", message, None, &[]);
+        }
+        NamedError::BadName => "BadNameError",
         NamedError::FullDisk => "FullDiskError",
         NamedError::NotFound => "NotFoundError",
         NamedError::NotNamed => "NotNamedError",
         NamedError::Refused(_) => "RefusedError",
+        NamedError::Replaced => "ReplacedError",
         NamedError::Damaged { .. } | NamedError::NotOurs | NamedError::Truncated | NamedError::Version { .. } => {
             "DamagedError"
         }

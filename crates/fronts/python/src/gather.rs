@@ -20,15 +20,23 @@ impl Items {
         self.size.checked_mul(count).filter(|bytes| isize::try_from(*bytes).is_ok())
     }
 
+    /// Refuses items that are not within a mapping of `len` bytes.
+    pub fn check(&self, indices: &[u64], len: usize) -> Result<(), Error> {
+        let last = indices.iter().max().map_or(0, |index| self.start(*index));
+        let end = last.saturating_add(self.size);
+        if !indices.is_empty() && end > len { Err(Error::OutOfRange { start: last, end, len }) } else { Ok(()) }
+    }
+
+    fn start(&self, index: u64) -> usize {
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        index.saturating_mul(self.stride).saturating_add(self.offset)
+    }
+
     /// Copies items one after the other. `into` has [`bytes`](Self::bytes) bytes.
     pub fn gather(&self, mapping: &Mapping, indices: &[u64], into: &mut [u8]) -> Result<(), Error> {
         let items = indices.iter().zip(into.chunks_exact_mut(self.size.max(1)));
-        let mut pieces: Vec<Piece<'_>> = items
-            .map(|(index, into)| {
-                let index = usize::try_from(*index).unwrap_or(usize::MAX);
-                Piece { offset: index.saturating_mul(self.stride).saturating_add(self.offset), into }
-            })
-            .collect();
+        let mut pieces: Vec<Piece<'_>> =
+            items.map(|(index, into)| Piece { offset: self.start(*index), into }).collect();
         mapping.gather_pieces(&mut pieces)
     }
 }

@@ -14,12 +14,13 @@
 //! | `space` | a budget of DRAM over tiers |
 //! | `mapping` | memory of a space; `lifetime` counts who uses it, `queries` says where it is and how hot |
 //! | `exporter` | the buffer protocol |
-//! | `ahead` | fetches that nobody waits for |
+//! | `prefetches` | fetches that nobody waits for |
 //! | `fetch` | fetches that a coroutine waits for |
 //! | `gather` | copies of many scattered items |
+//! | `offset`, `pace` | numbers as Python gives them; how much a copy reads between looks at signals |
 //! | `pin` | a range that stays resident |
 //! | `curve` | the miss-ratio curve |
-//! | `touches` | says why a forked child ends that touches its parent's memory |
+//! | `forked_child` | says why a forked child ends that touches its parent's memory |
 //! | `errors` | which exception stands for which error |
 
 mod curve;
@@ -31,6 +32,7 @@ mod gather;
 mod lifetime;
 mod mapping;
 mod offset;
+mod pace;
 mod pin;
 mod prefetches;
 mod queries;

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 use aquifer::{Error, Hints, Intent, Pattern, Priority};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -20,7 +21,8 @@ use crate::fetch::Fetch;
 use crate::forked_child::{self, Reserved};
 use crate::gather::{self, Items};
 use crate::lifetime::{Busy, Lifetime};
-use crate::offset::{Offset, range};
+use crate::offset::{BlockBytes, Offset, range};
+use crate::pace::Pace;
 use crate::pin::Pin;
 use crate::prefetches::{self, Ahead};
 use crate::queries::{self, Classes, StatusTuple, TemperatureTuple};
@@ -109,10 +111,21 @@ impl Mapping {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let range = self.checked(py, start, stop)?;
         PyBytes::new_with(py, range.len(), |into| {
-            self.reading(py, |memory| match in_place {
-                true => memory.read_in_place(range.start, into).map(|_pages| ()),
-                false => memory.read(range.start, into),
-            })
+            let (mut pace, mut left) = (Pace::of_bytes(), range.clone());
+            let mut rest = into;
+            while !left.is_empty() {
+                let (into, later) = rest.split_at_mut(pace.step(left.len()));
+                let (start, began) = (left.start, Instant::now());
+                (left.start, rest) = (start + into.len(), later);
+                self.reading(py, |memory| match in_place {
+                    true => memory.read_in_place(start, into).map(|_pages| ()),
+                    false => memory.read(start, into),
+                })?;
+                pace.took(began.elapsed());
+                py.check_signals()?;
+            }
+            // A copy of no bytes also says whether the mapping is open.
+            if range.is_empty() { self.reading(py, |_memory| Ok(())) } else { Ok(()) }
         })
     }
 
@@ -164,7 +177,21 @@ impl Mapping {
         let bytes =
             items.bytes(indices.len()).ok_or_else(|| PyMemoryError::new_err("the items have too many bytes"))?;
         self.here(py)?;
-        PyByteArray::new_with(py, bytes, |into| self.reading(py, |memory| items.gather(memory, &indices, into)))
+        items.check(&indices, self.len).or_raise(py)?;
+        PyByteArray::new_with(py, bytes, |into| {
+            let (mut pace, mut left, mut rest) = (Pace::of_items(), &*indices, into);
+            while !left.is_empty() {
+                let began = Instant::now();
+                let (now, later) = left.split_at(pace.step(left.len()));
+                let (into, free) = rest.split_at_mut(now.len() * items.size);
+                (left, rest) = (later, free);
+                self.reading(py, |memory| items.gather(memory, now, into))?;
+                pace.took(began.elapsed());
+                py.check_signals()?;
+            }
+            // A gather of nothing also says whether the mapping is open.
+            if indices.is_empty() { self.reading(py, |_memory| Ok(())) } else { Ok(()) }
+        })
     }
 
     fn prefetch_range(&self, py: Python<'_>, start: Offset, stop: Option<Offset>, write: bool) -> PyResult<()> {
@@ -227,7 +254,13 @@ impl Mapping {
 
     /// Says how many bytes of a range move as one: a power of two from 4096 to 2 MiB, or None to learn it.
     #[pyo3(signature = (size, start = Offset(0), stop = None), text_signature = "($self, size, start=0, stop=None)")]
-    fn block_size(&self, py: Python<'_>, size: Option<Offset>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
+    fn block_size(
+        &self,
+        py: Python<'_>,
+        size: Option<BlockBytes>,
+        start: Offset,
+        stop: Option<Offset>,
+    ) -> PyResult<()> {
         self.hinting(py, |hints| hints.block_size(range(start, stop, self.len), size.map(|size| size.0)))
     }
 

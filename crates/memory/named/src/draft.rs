@@ -125,6 +125,8 @@ impl<'s, M: Medium> Draft<'s, M> {
     /// Makes the changes durable, all of them or none. Returns the pages that have changed.
     ///
     /// # Errors
+    /// [`Failure::Truncated`] if the file was cut off meanwhile.
+    ///
     /// [`Failure::Medium`], including that of an earlier `put`. The file then has the old state; or, if the error comes
     /// from making it durable or from the superblock, the old or the new one, and the store is
     /// [broken](Failure::Broken).
@@ -148,6 +150,7 @@ impl<'s, M: Medium> Draft<'s, M> {
         page.bytes_mut().copy_from_slice(&next.encode());
         self.store.medium.write(next.place(), page.bytes())?;
         self.store.medium.sync()?;
+        self.store.check_whole(next.pages)?;
         self.store.is_broken = false;
         Ok(self.take_over(next))
     }

@@ -51,11 +51,9 @@ impl<M: Medium> Store<M> {
     pub fn open(medium: M) -> Result<Self, Failure> {
         let pages = medium.pages()?;
         let current = newest(&medium, pages)?;
-        if current.pages > pages {
-            return Err(Failure::Truncated { pages, expected: current.pages });
-        }
         let tree = Tree::new(pages_of(current.mapping_bytes));
         let mut store = Self { medium, tree, places: Places::default(), current, is_broken: false };
+        store.check_whole(store.current.pages)?;
         store.read_nodes()?;
         Ok(store)
     }
@@ -129,9 +127,20 @@ impl<M: Medium> Store<M> {
     /// Begins to change the file.
     ///
     /// # Errors
-    /// [`Failure::Broken`] after a sync that failed half way.
+    /// [`Failure::Broken`] after a sync that failed half way, [`Failure::Truncated`] if the file was cut off since it
+    /// was opened, and [`Failure::Medium`].
     pub fn draft(&mut self) -> Result<Draft<'_, M>, Failure> {
-        if self.is_broken { Err(Failure::Broken) } else { Ok(Draft::of(self)) }
+        if self.is_broken {
+            return Err(Failure::Broken);
+        }
+        self.check_whole(self.current.pages)?;
+        Ok(Draft::of(self))
+    }
+
+    /// Refuses a file with fewer pages than it must have.
+    pub(crate) fn check_whole(&self, expected: u64) -> Result<(), Failure> {
+        let pages = self.medium.pages()?;
+        if pages < expected { Err(Failure::Truncated { pages, expected }) } else { Ok(()) }
     }
 
     /// The page of a node, with the entries of `child`.

@@ -21,6 +21,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use aquifer_core::block::State;
+use aquifer_core::frames::BUDGET_PAGES_MAX;
 use aquifer_core::map::Delivery;
 use aquifer_core::map::presence::Presence;
 use aquifer_core::policy::PolicyName;
@@ -65,6 +66,8 @@ const PIN_WAIT_MAX: Duration = Duration::from_secs(5);
 const PIN_WAIT_ONCE: Duration = Duration::from_millis(1);
 /// The smallest budget, as of `aquifer run --dram`.
 pub const DRAM_BYTES_MIN: u64 = 16 << 20;
+/// The largest budget of a space, in bytes: that of an engine.
+pub const DRAM_BYTES_MAX: u64 = BUDGET_PAGES_MAX * PAGE_BYTES;
 
 /// The settings of a space.
 pub struct SpaceSettings {
@@ -90,6 +93,8 @@ pub struct SpaceSettings {
 pub enum OpenFailure {
     /// The budget is below [`DRAM_BYTES_MIN`].
     SmallBudget,
+    /// The budget is above [`DRAM_BYTES_MAX`].
+    LargeBudget,
     /// There are [`SPACES_MAX`] spaces in this process; close one.
     TooManySpaces,
     /// The space's counters or tables could not be mapped.
@@ -103,7 +108,8 @@ pub enum OpenFailure {
 impl fmt::Display for OpenFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SmallBudget => write!(f, "the budget of DRAM is below {} MiB; give it more", DRAM_BYTES_MIN >> 20),
+            Self::SmallBudget => write!(f, "it is below {} MiB; give it more", DRAM_BYTES_MIN >> 20),
+            Self::LargeBudget => f.write_str("it is not below 1 TiB, the most that a space can have; give it less"),
             Self::TooManySpaces => write!(f, "this process has {SPACES_MAX} spaces open; close one first"),
             Self::Memory(error) => {
                 write!(f, "no memory for the space's counters and tables ({error}); check the limits (ulimit -a)")
@@ -195,6 +201,9 @@ impl MemorySpace {
     pub fn open(settings: SpaceSettings) -> Result<MemorySpace, OpenFailure> {
         if settings.dram_bytes < DRAM_BYTES_MIN {
             return Err(OpenFailure::SmallBudget);
+        }
+        if settings.dram_bytes > DRAM_BYTES_MAX {
+            return Err(OpenFailure::LargeBudget);
         }
         let _blocked = Blocked::all();
         let counters = Arc::new(Counters::create().map_err(OpenFailure::Memory)?);

@@ -260,6 +260,10 @@ fn impossible_requests_are_refused() {
     }
     let small = SpaceSettings { dram_bytes: MIB as u64, ..settings("dram:size=16MiB") };
     assert!(matches!(MemorySpace::open(small), Err(OpenFailure::SmallBudget)));
+    for dram_bytes in [1 << 40, 1 << 50, u64::MAX] {
+        let large = SpaceSettings { dram_bytes, ..settings("dram:size=16MiB") };
+        assert!(matches!(MemorySpace::open(large), Err(OpenFailure::LargeBudget)));
+    }
     let space = space("dram:size=16MiB");
     assert_eq!(space.map(0).map(|_| ()), Err(SpaceFailure::OutOfRange));
     assert_eq!(space.map(usize::MAX).map(|_| ()), Err(SpaceFailure::OutOfRange));

@@ -3,6 +3,9 @@
 
 /* Contexts, fetches and gathers find the right bytes, overlap, and can be given up. */
 
+#define _DEFAULT_SOURCE
+#include <unistd.h>
+
 #include "check.h"
 
 #define LOOKUPS 3000
@@ -16,6 +19,7 @@ struct world {
     size_t inner;
     int order[64];
     size_t ordered;
+    aquifer_fetch_t fetch;
 };
 
 static size_t place(size_t key) {
@@ -75,6 +79,37 @@ static void take_turns(void *argument, size_t number) {
     }
 }
 
+/* One fetch, for which several contexts wait, and which another one polls last. */
+static void wait_for_one(void *argument, size_t number) {
+    struct world *world = (struct world *)argument;
+    if (number == 3) {
+        CHECK(aquifer_fetch_poll(world->fetch) >= 0);
+    } else {
+        OK(aquifer_fetch_wait(world->fetch, number == 0 ? 600000 : -1));
+    }
+    world->inner++;
+}
+
+/* A tier that takes so long that all of them wait. */
+static void several_wait_for_one(void) {
+    struct world world = {{0}, {0}, NULL, 0, 0, {0}, 0, {0}};
+    struct aquifer_range range = {0, 8};
+    size_t tries;
+
+    world.space = small_space("failing:every=1,on=read,times=0,delay=100ms:dram:size=16MiB", "64KiB");
+    world.mapping = filled(world.space, 128 << 10);
+    OK(aquifer_evict(world.mapping, 0, 128 << 10));
+    for (tries = 0; tries < 10000 && bytes_with(world.mapping, AQUIFER_STORED) < 128 << 10; tries++) {
+        usleep(1000);
+    }
+    OK(aquifer_fetch_start(world.mapping, &range, 1, &world.fetch));
+    OK(aquifer_contexts_run(world.space, 4, wait_for_one, &world, NULL, NULL));
+    CHECK(world.inner == 4);
+    OK(aquifer_fetch_close(world.fetch));
+    OK(aquifer_unmap(world.mapping));
+    OK(aquifer_close(world.space));
+}
+
 static void gathers(const struct world *world) {
     size_t indices[500], index;
     uint64_t found[500] = {0};
@@ -109,7 +144,7 @@ static void gathers(const struct world *world) {
 }
 
 int main(void) {
-    struct world world = {{0}, {0}, NULL, 0, 0, {0}, 0};
+    struct world world = {{0}, {0}, NULL, 0, 0, {0}, 0, {0}};
     struct aquifer_contexts_report report = AQUIFER_CONTEXTS_REPORT_INIT;
     struct aquifer_context_options options = AQUIFER_CONTEXT_OPTIONS_INIT;
     struct aquifer_range all[3] = {{0, 4096}, {8 * MIB, 4096}, {16 * MIB, 4096}};
@@ -141,6 +176,7 @@ int main(void) {
     }
     CHECK(world.ordered == 32 && left > 0);
     gathers(&world);
+    several_wait_for_one();
 
     /* A fetch that is waited for outside contexts, and one that is given up. */
     OK(aquifer_fetch_start(world.mapping, all, 3, &fetch));

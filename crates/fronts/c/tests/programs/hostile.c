@@ -41,7 +41,8 @@ static void options_that_cannot_be(void) {
     REFUSED(AQUIFER_ERR_DRAM, dram, NULL);
     REFUSED(AQUIFER_ERR_DRAM, dram, "much");
     REFUSED(AQUIFER_ERR_ARGUMENT, dram, "\xff");
-    REFUSED(AQUIFER_ERR_START, dram, "1MiB");
+    REFUSED(AQUIFER_ERR_DRAM, dram, "1MiB");
+    REFUSED(AQUIFER_ERR_DRAM, dram, "1024TiB");
     REFUSED(AQUIFER_ERR_ARGUMENT, tiers, NULL);
     REFUSED(AQUIFER_ERR_ARGUMENT, tiers, &none);
     REFUSED(AQUIFER_ERR_TIER_SPEC, tiers_count, 0);

@@ -83,6 +83,18 @@ static void trouble(const char *directory) {
     CHECK(file != NULL && chmod(path, 0600) == 0);
     CHECK(fprintf(file, "%08192d", 1) == 8192 && fclose(file) == 0);
     EXPECT(AQUIFER_ERR_NOT_OURS, aquifer_map_named(space, "foreign", 0, &mapping));
+    CHECK(remove(path) == 0);
+    /* The file is removed, or cut off, while it is open. */
+    OK(aquifer_map_named(space, "foreign", MIB, &mapping));
+    CHECK(remove(path) == 0);
+    EXPECT(AQUIFER_ERR_REPLACED, aquifer_snapshot(mapping));
+    OK(aquifer_unmap(mapping));
+    OK(aquifer_map_named(space, "foreign", MIB, &mapping));
+    OK(aquifer_write(mapping, 0, "abc", 3));
+    OK(aquifer_snapshot(mapping));
+    CHECK(truncate(path, 0) == 0);
+    EXPECT(AQUIFER_ERR_TRUNCATED, aquifer_sync(mapping, 0, 3));
+    OK(aquifer_unmap(mapping));
     OK(aquifer_close(space));
     OK(aquifer_close(nameless));
 }

@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::request::{Decoder, ProtocolFailure, REQUEST_BYTES_MAX};
+use crate::request::{Decoder, ProtocolFailure, REQUEST_BYTES_MAX, WORDS_MAX};
 
 /// Bytes that are read at a time.
 pub const READ_BYTES: usize = 64 << 10;
 /// Maximum number of requests in a batch. Enough for the pipelines of common clients; a longer one takes several.
 const BATCH_REQUESTS_MAX: usize = 128;
+/// Maximum number of words in a batch of several requests, so that others do not wait for many long ones of one client.
+const BATCH_WORDS_MAX: usize = WORDS_MAX;
 /// Bytes of replies that wait for a client before its requests wait, too.
 pub const OUTPUT_BYTES_HIGH: usize = 1 << 20;
 /// Maximum number of bytes that wait to be decoded: a whole request, and the bytes that are read together with its
@@ -55,6 +57,12 @@ pub struct Connection {
     sent_at: Instant,
     /// True while a context works on a batch.
     pub is_busy: bool,
+    /// Bytes of that batch.
+    lent: usize,
+    /// True if the input may have a whole request, which the last batch had no room for.
+    has_more: bool,
+    /// What [`buffered`](Self::buffered) was when it was last added to the sum of all connections.
+    pub counted: usize,
     /// True while it is in the queue of connections with input.
     pub is_queued: bool,
     /// True when the client will send nothing more.
@@ -80,6 +88,9 @@ impl Connection {
             sent: 0,
             sent_at: Instant::now(),
             is_busy: false,
+            lent: 0,
+            has_more: false,
+            counted: 0,
             is_queued: false,
             has_ended: false,
             is_closing: false,
@@ -102,11 +113,30 @@ impl Connection {
         !self.is_busy && !self.is_broken && !self.is_closing && self.unsent() < OUTPUT_BYTES_HIGH
     }
 
+    /// Memory of its buffers, and of the batch that a context works on. None once it is to end: that of a batch comes
+    /// back when its context ends, and other connections must not end for it.
+    pub fn buffered(&self) -> usize {
+        let all = self.input.capacity() + self.output.capacity() + self.decoder.bytes() + self.lent;
+        if self.is_broken { 0 } else { all }
+    }
+
+    /// Ends the connection, once no context works on a batch of it, and gives back its buffers now.
+    pub fn discard(&mut self) {
+        self.is_broken = true;
+        (self.input, self.output, self.sent, self.decoder) = (Vec::new(), Vec::new(), 0, Decoder::default());
+    }
+
+    /// Whether more is to be read. What cannot be carried out yet is left to the client's side, so that the input has
+    /// little more than one request.
+    fn reads(&self) -> bool {
+        let input_max = if self.is_busy || self.has_more { READ_BYTES } else { INPUT_BYTES_MAX };
+        self.input.len() < input_max && !self.has_ended && !self.is_closing && !self.is_broken
+    }
+
     /// What to watch the socket for.
     pub fn wanted(&self) -> EventFlags {
-        let has_room = self.input.len() < INPUT_BYTES_MAX && self.unsent() < OUTPUT_BYTES_HIGH;
         let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, has_room && !self.has_ended && !self.is_closing);
+        wanted.set(EventFlags::IN, self.reads() && self.unsent() < OUTPUT_BYTES_HIGH);
         wanted.set(EventFlags::OUT, self.unsent() > 0);
         wanted
     }
@@ -129,7 +159,7 @@ impl Connection {
 
     /// Reads once, through a buffer of [`READ_BYTES`]: zeroing as much for each request takes longer than to copy it.
     pub fn receive(&mut self, buffer: &mut [u8]) {
-        if self.has_ended || self.is_closing || self.input.len() >= INPUT_BYTES_MAX {
+        if !self.reads() {
             return;
         }
         match (&self.stream).read(buffer) {
@@ -142,13 +172,18 @@ impl Connection {
 
     /// Takes the requests that have arrived whole. `None` if there are none.
     pub fn take_batch(&mut self) -> Option<Batch> {
-        let (mut batch, mut end) = (Batch::default(), 0);
-        while batch.requests.len() < BATCH_REQUESTS_MAX {
+        let (mut batch, mut end, mut words_count) = (Batch::default(), 0, 0);
+        self.has_more = true;
+        while batch.requests.len() < BATCH_REQUESTS_MAX && words_count < BATCH_WORDS_MAX {
             match self.decoder.decode(&self.input[end..]) {
-                Ok(None) => break,
+                Ok(None) => {
+                    self.has_more = false;
+                    break;
+                }
                 Ok(Some(request)) => {
                     let words = request.words.into_iter().map(|word| word.start + end..word.end + end);
                     // An empty line has no reply.
+                    words_count += words.len();
                     if words.len() > 0 {
                         batch.requests.push(words.collect());
                         batch.starts.push(end);
@@ -162,6 +197,7 @@ impl Connection {
             }
         }
         batch.bytes = self.input.drain(..end).collect();
+        self.lent = end;
         shrink(&mut self.input);
         let is_empty = batch.requests.is_empty() && batch.failure.is_none();
         (!is_empty).then_some(batch)
@@ -173,7 +209,9 @@ impl Connection {
         if self.unsent() == 0 {
             self.sent_at = Instant::now();
         }
+        self.lent = 0;
         if !undone.is_empty() {
+            self.has_more = true;
             self.decoder = Decoder::default();
             self.input.splice(0..0, undone.iter().copied());
         }
@@ -210,4 +248,37 @@ fn shrink(buffer: &mut Vec<u8>) {
 
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_counts_until_it_is_replied_to_or_the_connection_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut connection = Connection::new(listener.accept().unwrap().0).unwrap();
+        let mut received = vec![0; READ_BYTES];
+        let mut next = |connection: &mut Connection| {
+            client.write_all(format!("GET {}\r\n", "k".repeat(4000)).as_bytes()).unwrap();
+            loop {
+                connection.receive(&mut received);
+                if let Some(batch) = connection.take_batch() {
+                    return batch.bytes.len();
+                }
+            }
+        };
+        let bytes = next(&mut connection);
+        assert!(bytes > 4000 && connection.buffered() >= bytes);
+        connection.reply(b"$-1\r\n", &[], false);
+        let idle = connection.buffered();
+        next(&mut connection);
+        assert_eq!(connection.buffered(), idle + bytes, "its buffers are kept, and the batch is lent");
+        connection.discard();
+        assert_eq!(connection.buffered(), 0, "nobody else ends for a batch that a context has");
+        assert!(connection.is_over());
+    }
 }

@@ -46,6 +46,9 @@ pub enum NamedError {
     /// The file or the directory belongs to another user, or other users can read or change it. The text says which,
     /// and what to do.
     Refused(String),
+    /// The file was removed, or replaced by another one, while it was open. What is synced would be lost with the
+    /// mapping.
+    Replaced,
     /// The kernel refuses. The text says what was tried.
     System {
         /// What was tried, and the remedy.
@@ -55,7 +58,7 @@ pub enum NamedError {
     },
     /// As many named mappings are open in the space as it can have.
     TooMany,
-    /// The file is shorter than what was synced.
+    /// The file is shorter than what was synced, which may happen while it is open, too.
     Truncated,
     /// An earlier sync failed, and it is unknown what the disk has. Unmap the mapping and open it again: it has
     /// the state before that sync, or after it.
@@ -88,6 +91,10 @@ impl fmt::Display for NamedError {
                 "the named mapping has {bytes} bytes, not {asked_bytes}; open it with open_named, or choose another name"
             ),
             Self::Refused(why) => f.write_str(why),
+            Self::Replaced => f.write_str(
+                "the file of the named mapping was removed or replaced while it was open, and nothing can be synced; copy \
+                 the contents to another mapping",
+            ),
             Self::System { what, errno } => write!(f, "{what} ({})", io::Error::from_raw_os_error(*errno)),
             Self::TooMany => write!(
                 f,

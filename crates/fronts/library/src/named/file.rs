@@ -14,6 +14,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,6 +117,11 @@ pub(super) fn open_or_create(directory: &Path, name: &str, bytes: usize) -> Resu
             return Ok(created);
         }
     }
+    let path = directory.join(file_name(name));
+    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+        let path = path.display();
+        return Err(NamedError::Refused(format!("{path} is a link to a file that does not exist; remove the link")));
+    }
     Err(NamedError::AlreadyOpen)
 }
 
@@ -195,6 +201,14 @@ impl Medium for FileMedium {
 }
 
 impl FileMedium {
+    /// Refuses a file that no name leads to any more: what is written there is gone when the mapping is.
+    pub(super) fn check_has_name(&self) -> Result<(), NamedError> {
+        let found = self.file.metadata().map_err(|error| {
+            NamedError::of_io("the file of the named mapping could not be looked at".to_owned(), &error)
+        })?;
+        if found.nlink() == 0 { Err(NamedError::Replaced) } else { Ok(()) }
+    }
+
     /// Drops what the page cache has, up to the end of the file if `len` is 0: it would take memory beyond the budget.
     fn forget(&self, offset: u64, len: usize) {
         if self.is_buffered {

@@ -96,6 +96,7 @@ impl NamedFile {
         range: std::ops::Range<usize>,
     ) -> Result<(), NamedError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        store.medium().check_has_name()?;
         let mut draft = store.draft()?;
         let (mut page, last) = (range.start / PAGE, range.end.div_ceil(PAGE));
         let mut found = Vec::with_capacity(LOOK_PAGES);
@@ -108,6 +109,7 @@ impl NamedFile {
             page = end;
         }
         let changed = draft.commit()?;
+        store.medium().check_has_name()?;
         let changed: Vec<(usize, u64)> = changed.iter().map(|changed| (changed.page, changed.guard)).collect();
         Ok(mapping.renew(&changed).map_err(Error::from)?)
     }

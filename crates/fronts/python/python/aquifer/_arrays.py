@@ -91,6 +91,8 @@ def _prepared(array: Any, indices: Any) -> Any:
     mapping = _owner(array)
     if mapping is None:
         raise TypeError("the array does not lie in a mapping; index it as usual")
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise TypeError("the rows of a masked array have masks; gather array.data, and index array.mask")
     if array.ndim == 0 or array.strides[0] < 0 or (array.ndim > 1 and array.size and not array[0].flags.c_contiguous):
         raise TypeError("rows are gathered from arrays in C order, first dimension ascending; index it as usual")
     indices = numpy.asarray(indices)
@@ -98,6 +100,8 @@ def _prepared(array: Any, indices: Any) -> Any:
         indices = indices.astype(numpy.int64)
     if indices.dtype.kind not in "iu":
         raise TypeError(f"indices are integers, not {indices.dtype}")
+    # Narrower numbers could not be added to the number of rows.
+    indices = indices.astype(numpy.int64 if indices.dtype.kind == "i" else numpy.uint64, copy=False)
     rows = array.shape[0]
     if indices.size and (int(indices.min()) < -rows or int(indices.max()) >= rows):
         message = f"an index is out of bounds for an array of {rows} rows"

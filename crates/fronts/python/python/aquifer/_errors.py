@@ -82,6 +82,10 @@ class RefusedError(NamedError, PermissionError):
     """Another user owns the file or the directory, or can read or change it."""
 
 
+class ReplacedError(NamedError):
+    """The file was removed or replaced while it was open. Nothing can be synced to it."""
+
+
 class ClosedError(Error, ValueError):
     """The mapping or the space is closed."""
 
@@ -161,6 +165,7 @@ _ERRNOS = {
     "NotNamedError": _errno.EINVAL,
     "OtherSizeError": _errno.EEXIST,
     "RefusedError": _errno.EACCES,
+    "ReplacedError": _errno.ESTALE,
     "LostError": _errno.EIO,
     "NoAnswerError": _errno.ETIMEDOUT,
     "StartError": _errno.ENOSYS,

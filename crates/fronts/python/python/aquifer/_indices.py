@@ -14,12 +14,15 @@ def packed(indices: Any) -> bytes:
     if hasattr(indices, "__array_interface__"):
         import numpy
 
-        if indices.dtype.kind not in "iu" or (indices.dtype.kind == "i" and indices.size and indices.min() < 0):
+        if indices.dtype.kind not in "iu":
+            raise TypeError(f"indices are integers, not {indices.dtype}")
+        if indices.size and indices.min() < 0:
             raise _refused("indices are integers from 0 on")
         numbers: bytes = numpy.ascontiguousarray(indices, dtype=numpy.uint64).tobytes()
         return numbers
     try:
-        return array.array("Q", indices).tobytes()
+        # By its items: an array takes the bytes of a bytes-like object for its own.
+        return array.array("Q", iter(indices)).tobytes()
     except OverflowError:
         raise _refused("indices are integers from 0 on, below 2**64") from None
 

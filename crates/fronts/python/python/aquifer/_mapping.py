@@ -4,6 +4,7 @@
 """Memory of a space."""
 
 import asyncio
+import operator
 from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Tuple, Union
 
 from . import _native, _waiting
@@ -28,6 +29,9 @@ class Mapping(_native.Mapping, _native.Exporter):
     _space: "Space"
 
     def __new__(cls, space: "Space", size: Optional[int], name: Optional[str] = None) -> "Mapping":
+        if size is not None and not 0 <= operator.index(size) < 1 << 64:
+            message = f"a mapping cannot have {size} bytes; ask for 1 byte to 1 TiB"
+            raise new("MappingSizeError", message, None, [("bytes", operator.index(size))])
         this = super().__new__(cls, space, size, name)
         this._space = space
         return this
@@ -64,6 +68,9 @@ class Mapping(_native.Mapping, _native.Exporter):
         if not view.c_contiguous:
             raise BufferError("the data are not contiguous; copy them first, for example with numpy.ascontiguousarray")
         view = view.cast("B") if view.nbytes else memoryview(b"")
+        if len(view) > _WRITE_BYTES and self._has(view.obj):
+            # In several steps, a step would overwrite what a later one is to copy.
+            view = memoryview(bytes(view))
         stop = start + len(view)
         if start < 0 or stop > len(self):
             fields = [("start", start), ("stop", stop), ("length", len(self))]
@@ -71,6 +78,12 @@ class Mapping(_native.Mapping, _native.Exporter):
             raise new("OutOfRangeError", message, None, fields)
         for at in range(0, max(len(view), 1), _WRITE_BYTES):
             self.overwrite(start + at, bytes(view[at : at + _WRITE_BYTES]), in_place)
+
+    def _has(self, owner: Any) -> bool:
+        """Whether the owner of a buffer is this mapping, or an array over it."""
+        while owner is not None and owner is not self:
+            owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+        return owner is self
 
     def gather(self, indices: Any, size: int) -> bytearray:
         """Copies the items with these indices, ``size`` bytes each, with the tier's reads of them overlapped."""
@@ -83,7 +96,7 @@ class Mapping(_native.Mapping, _native.Exporter):
 
     def prefetch(self, start: Any = 0, stop: Optional[int] = None, *, write: bool = False) -> None:
         """Fetches a range in the background, or the items ``prefetch(indices, size)``. Returns at once."""
-        if isinstance(start, int):
+        if hasattr(start, "__index__") and getattr(start, "ndim", 0) == 0:
             self.prefetch_range(start, stop, write)
             return
         if stop is None or write:

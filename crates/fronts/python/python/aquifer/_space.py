@@ -4,6 +4,7 @@
 """A budget of DRAM over tiers."""
 
 import json
+import operator
 import os
 from typing import Any, Dict, Iterable, Optional, Union
 
@@ -15,7 +16,7 @@ from ._status import Histogram, histogram
 class Space(_native.Space):
     """A budget of DRAM, the tiers that store what does not fit, and the mappings of both.
 
-    Settings are written as for ``aquifer run``. ``dram``: at least 16 MiB, as ``"4GiB"`` or a number of bytes.
+    Settings are written as for ``aquifer run``. ``dram``: 16 MiB to 1 TiB, as ``"4GiB"`` or a number of bytes.
     ``tiers``: one to four, the fastest first. ``policy``: which policy chooses the blocks to evict. ``block_size``:
     a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``. ``named_in``: the directory of its named mappings.
     """
@@ -76,6 +77,8 @@ def _native_close(space: Space, is_failing: bool) -> None:
 
 
 def _size(size: Union[int, str]) -> str:
-    if isinstance(size, (int, str)) and not isinstance(size, bool):
-        return str(size)
-    raise TypeError(f"a size is a number of bytes or text such as '1GiB', not {type(size).__name__}")
+    if isinstance(size, str):
+        return size
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(f"a size is a number of bytes or text such as '1GiB', not {type(size).__name__}")
+    return str(operator.index(size))

@@ -63,6 +63,20 @@ def test_an_array_keeps_its_mapping(space):
     assert space.closed
 
 
+@pytest.mark.parametrize("shift", [-8, 8])
+def test_a_write_of_the_mappings_own_bytes_moves_them(space, shift):
+    """Longer than what a write copies at a time, from and to bytes that overlap."""
+    mapping = space.map(10 * MIB)
+    array = mapping.array("u8")
+    for source in (lambda: memoryview(mapping)[16 : 16 + 9 * MIB], lambda: array[2 : 2 + 9 * MIB // 8]):
+        array[:] = numpy.arange(array.size)
+        expected = numpy.array(array)
+        at = 2 + shift // 8
+        expected[at : at + 9 * MIB // 8] = numpy.arange(2, 2 + 9 * MIB // 8)
+        mapping.write(16 + shift, source())
+        assert (array == expected).all()
+
+
 def test_what_would_keep_a_pointer_without_a_buffer_is_refused(space):
     with pytest.raises(BufferError, match="memoryview"):
         numpy.ndarray(4, buffer=space.map(MIB))

@@ -82,6 +82,30 @@ def test_gathered_rows_are_those_of_indexing(space, evict, dtype):
     assert owner is mapping and (start, stop) == (32 + 10 * row, 32 + 20 * row)
 
 
+def test_numbers_of_numpy_are_numbers(space, evict, wait_until):
+    array = aquifer.empty((10_000, 16), "u2", space=space)
+    array[:] = numpy.arange(10_000)[:, None]
+    for kind in ("i1", "i2", "u1", ">i4", "u8"):
+        # More rows than a narrow index can count.
+        indices = numpy.array([7, 100, 7], kind)
+        assert aquifer.gather(array, indices)[:, 3].tolist() == [7, 100, 7]
+    assert aquifer.gather(array, numpy.array([-1, -128], "i1"))[:, 3].tolist() == [9_999, 9_872]
+    other = aquifer.Space(numpy.int64(16 * MIB), "dram:size=64MiB", block_size=numpy.int32(65536))
+    mapping = other.map(numpy.int64(4 * MIB))
+    mapping.write(0, b"\x07" * 4 * MIB)
+    evict(mapping)
+    # A range, not the items with the index MIB.
+    mapping.prefetch(numpy.int64(MIB), numpy.int64(2 * MIB))
+    wait_until("arrival", lambda: in_dram(mapping, MIB, 2 * MIB))
+
+
+def test_bytes_are_a_sequence_of_indices(space):
+    mapping = space.map(MIB)
+    mapping.write(0, bytes(range(200)))
+    for indices in (b"\x05\0\0\0\0\0\0\x09", bytearray(b"\x05\0\0\0\0\0\0\x09"), iter([5, 0, 0, 0, 0, 0, 0, 9])):
+        assert mapping.gather(indices, 1) == b"\x05\0\0\0\0\0\0\x09"
+
+
 def test_what_cannot_be_gathered_says_so(space):
     array = aquifer.empty((100, 10), "f8", space=space)
     for indices in ([100], [-101], numpy.array([1 << 63], "u8")):
@@ -93,12 +117,17 @@ def test_what_cannot_be_gathered_says_so(space):
         lambda: aquifer.gather(array, [1.5]),
         lambda: aquifer.gather(array[::-1], [1]),
         lambda: aquifer.gather(array.T, [1]),
+        lambda: aquifer.gather(numpy.ma.masked_array(array, True), [1]),
+        lambda: aquifer.gather(array, array[:, 0] > 0),
         lambda: aquifer.mapping_of(numpy.zeros(10)),
+        lambda: space.map(MIB).gather(numpy.array([1.0]), 8),
+        lambda: space.map(MIB).gather(numpy.array([True]), 8),
     ):
         with pytest.raises(TypeError):
             refused()
     mapping = space.map(MIB)
-    for indices, size in (([MIB], 1), ([0, 1 << 63], 8), ([-1], 4), ([1 << 64], 1), (numpy.array([-1]), 1)):
+    # Refused before memory for the items is allocated.
+    for indices, size in (([0], 1 << 60), ([0, MIB], 1 << 36), ([MIB], 1), ([0, 1 << 63], 8), ([-1], 4), ([1 << 64], 1), (numpy.array([-1]), 1)):
         with pytest.raises(aquifer.OutOfRangeError):
             mapping.gather(indices, size)
 

@@ -3,6 +3,8 @@
 
 """Named mappings keep what was synced, writes in place change what is evicted, and curves show the working set."""
 
+import os
+
 import numpy
 import pytest
 
@@ -33,6 +35,23 @@ def test_what_was_synced_is_there_when_it_is_opened_again(named):
         numbers = mapping.array("u8")
         assert numbers[5] == 7 and numbers[1 << 20] == 1 << 20 and numbers[-1] == len(numbers) - 1
         del numbers
+
+
+def test_a_file_that_is_gone_or_cut_off_cannot_be_synced(named, tmp_path):
+    for change, refused in (
+        (lambda file: file.unlink(), aquifer.ReplacedError),
+        (lambda file: os.truncate(file, 0), aquifer.DamagedError),
+    ):
+        mapping = named.map_named("gone", MIB)
+        mapping.write(0, b"abc")
+        mapping.snapshot()
+        change(tmp_path / "gone.aquifer")
+        for call in (mapping.snapshot, lambda: mapping.sync(0, 3)):
+            with pytest.raises(refused) as caught:
+                call()
+            assert isinstance(caught.value, aquifer.NamedError) and isinstance(caught.value, OSError)
+        assert mapping.read(0, 3) == b"abc"
+        mapping.close()
 
 
 def test_what_is_wrong_with_a_name_is_an_exception(named, space, tmp_path):

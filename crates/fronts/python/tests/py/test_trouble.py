@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import numpy
 import pytest
@@ -82,23 +83,29 @@ def test_arrays_that_do_not_fit_are_refused(space):
             wrong()
     with pytest.raises(ValueError):
         mapping.array("f8", (-1,))
-    for size in (0, (1 << 40) + 1):
-        with pytest.raises(aquifer.MappingSizeError):
+    for size in (0, (1 << 40) + 1, -1, 1 << 64):
+        with pytest.raises(aquifer.MappingSizeError) as caught:
             space.map(size)
+        assert caught.value.bytes == size
+    with pytest.raises(aquifer.MappingSizeError):
+        aquifer.empty((1 << 40, 1 << 40), space=space)
+    for size in (0, 3, -4096, 1 << 64):
+        with pytest.raises(aquifer.BlockSizeError):
+            mapping.block_size(size)
 
 
 def test_settings_that_cannot_be_are_refused():
     def space(**other):
         return aquifer.Space(**{"dram": "16MiB", "tiers": "dram:size=16MiB", **other})
 
-    for other in ({"dram": "much"}, {"tiers": []}, {"tiers": "tape:"}, {"policy": "mru"}, {"block_size": "3KiB"}):
+    for other in ({"dram": "much"}, {"dram": 1}, {"dram": "1024TiB"}, {"dram": -1}, {"tiers": []}, {"tiers": "tape:"}, {"policy": "mru"}, {"block_size": "3KiB"}):
         with pytest.raises(aquifer.SettingError) as caught:
             space(**other)
         assert isinstance(caught.value, ValueError) and isinstance(caught.value, aquifer.OpenError)
     with pytest.raises(aquifer.TierError) as caught:
         space(tiers=["flash:/nowhere/at/all"])
     assert isinstance(caught.value, OSError) and "/nowhere/at" in str(caught.value)
-    for other in ({"dram": 1.5}, {"dram": None}, {"tiers": [7]}, {"tiers": 7}):
+    for other in ({"dram": 1.5}, {"dram": None}, {"dram": True}, {"tiers": [7]}, {"tiers": 7}):
         with pytest.raises(TypeError):
             space(**other)
 
@@ -231,6 +238,36 @@ mapping.prefetch([1, 2, 300], 4096)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done
+
+
+def test_a_long_copy_can_be_interrupted(evict):
+    """As by Ctrl-C: an exception of a signal handler ends the copy long before it is complete."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(number, frame):
+        raise Interrupt
+
+    slow = "failing:every=1,on=read,times=0,delay=20ms:dram:size=64MiB"
+    space = aquifer.Space(dram="16MiB", tiers=slow, block_size="2MiB")
+    mapping = space.map(16 * MIB)
+    mapping.write(0, b"\x07" * 16 * MIB)
+    mapping.block_size(4096)
+    evict(mapping)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for copy_all in (lambda: mapping.gather(range(4096), 4096), mapping.read_in_place):
+            signal.setitimer(signal.ITIMER_REAL, 1)
+            began = time.monotonic()
+            with pytest.raises(Interrupt):
+                copy_all()
+            # All of it takes 4,096 times 20 ms, and more on a busy machine.
+            assert time.monotonic() - began < 60
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert mapping.read(0, 3) == b"\x07" * 3
 
 
 def test_a_failing_block_keeps_its_exception(space):
