@@ -287,7 +287,7 @@ impl Engine {
         let before = self.watermarks;
         let free = self.frames.free_pages() + self.cleaning_pages;
         self.watermarks.look(if self.wants_credit() { free.min(self.frames.credit_pages()) } else { free });
-        self.plan_repayment(plan);
+        let repaid = self.plan_repayment(plan, 0);
         self.plan_credit(plan);
         self.plan_read_ahead(plan, transfers);
         if self.watermarks.free_high != before.free_high {
@@ -295,17 +295,21 @@ impl Engine {
         }
         self.plan_departures(plan, transfers);
         self.plan_cleaning(plan, transfers);
+        // Cleaning frees the frames of clean blocks without a task. If these frames are enough, no other task follows,
+        // and the worker would go to sleep with the debt.
+        self.plan_repayment(plan, repaid);
         self.plan_eviction(plan);
     }
 
-    /// Pays debt: gives pages of frames back to the kernel before anything else may use them.
-    fn plan_repayment(&mut self, plan: &mut Plan) {
-        let mut repaid = 0;
+    /// Pays debt, of which the plan pays `repaid` pages already: gives pages of frames back to the kernel before
+    /// anything else may use them. Returns the pages that the plan pays now.
+    fn plan_repayment(&mut self, plan: &mut Plan, mut repaid: u64) -> u64 {
         while !plan.is_full() && repaid < self.debt_pages {
-            let Some(frame) = self.frames.take_any() else { return };
+            let Some(frame) = self.frames.take_any() else { break };
             repaid += u64::from(frame.order().pages());
             plan.tasks.push(Task::Empty { frame });
         }
+        repaid
     }
 
     fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: Transfers) {

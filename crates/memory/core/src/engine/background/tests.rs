@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where a stream goes on when it leaves a stripe.
+//! Where a stream goes on when it leaves a stripe, and what the worker leaves undone.
 
 use super::*;
-use crate::engine::Settings;
+use crate::engine::{Advice, CleanVerdict, FaultStep, Settings};
 use crate::map::Delivery;
-use crate::policy::{self, PolicyName};
+use crate::policy::{self, Arrival, PolicyName};
 use crate::stripes::Stripes;
+use crate::units::ThreadIndex;
 
 /// In the shard's next stripe are two mappings. A stream comes first to the one at the stripe's near end, whichever its
 /// direction. A descending one used to be led to the other, which does not meet that end, and read-ahead stopped.
@@ -32,4 +33,58 @@ fn a_stream_goes_on_in_the_nearest_mapping_of_the_next_stripe() {
         let nearest = if descending { (middle, next + pages) } else { (next, middle) };
         assert_eq!(mapping, Some(nearest), "descending: {descending}");
     }
+}
+
+/// Carries plans out until one is empty.
+fn work(engine: &mut Engine) {
+    let mut plan = Plan::new();
+    loop {
+        engine.plan(&mut plan, Transfers { blocks: 1, pages: u32::MAX });
+        if plan.tasks.is_empty() {
+            return;
+        }
+        for task in std::mem::take(&mut plan.tasks) {
+            match task {
+                Task::Empty { frame } => engine.emptied(frame),
+                Task::Evict { block, .. } => drop(engine.evicted(block)),
+                Task::Clean { block, .. } => {
+                    engine.slot_for(block).expect("the tier has room");
+                    engine.cleaned(block, CleanVerdict::Stored, &[7]);
+                }
+                other => panic!("unforeseen: {other:?}"),
+            }
+        }
+    }
+}
+
+/// The frames of clean blocks on standby became free in the middle of a plan, after the debt had found none. Nothing
+/// else was to be done, so the worker slept, and the process stayed over its budget until something woke the worker.
+#[test]
+fn the_worker_does_not_sleep_while_it_can_pay_the_debt() {
+    const PAGES: u64 = 2048;
+    let settings = Settings { budget_pages: PAGES, ..Settings::PLAIN };
+    let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+    engine.add(PageIndex(0), PageIndex(PAGES), Order::MIN, Delivery::Signal, &mut |_, _| false);
+    for page in 0..PAGES {
+        let step = engine.fault(PageIndex(page), ThreadIndex(0), true, true);
+        let FaultStep::Fill { block, .. } = step else { panic!("{page}: {step:?}") };
+        engine.installed(block, Arrival::Fresh);
+    }
+    engine.advise(PageIndex(0), PageIndex(PAGES / 2), Advice::PageOut);
+    for _ in 0..64 {
+        let mut plan = Plan::new();
+        engine.plan(&mut plan, Transfers { blocks: 0, pages: 0 });
+        for task in std::mem::take(&mut plan.tasks) {
+            if let Task::Evict { block, .. } = task {
+                engine.evicted(block);
+                engine.map.block_mut(block).known_clean = true;
+            }
+        }
+    }
+    assert!(engine.standby_pages() >= PAGES / 4, "{}", engine.standby_pages());
+    engine.set_budget(PAGES - PAGES / 8);
+    assert!(engine.debt_pages() > 0);
+    work(&mut engine);
+    assert_eq!(engine.debt_pages(), 0);
+    engine.check();
 }
