@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited, channel::Channel, combinators::UnsyncBoxBody};
-use hyper::body::{Bytes, Frame, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use hyper::body::{Body as _, Bytes, Frame, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
@@ -120,15 +120,18 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
         return Err(ends(Problem::new(411, "Base.1.18.GeneralError", what, "send Content-Length")));
     }
     let (parts, body) = request.into_parts();
-    let headers = parts.headers.iter();
-    let headers = headers.filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
-    let headers: Vec<(String, String)> = headers.collect();
+    let too_large = || {
+        let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
+        ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time"))
+    };
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
     let body = tokio::time::timeout(BODY_WAIT_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let body = match body {
         Ok(Ok(body)) => body.to_bytes().to_vec(),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
-            return Err(ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time")));
+            return Err(too_large());
         }
         _ => return Err(ends(Problem::new(400, "Base.1.18.GeneralError", "the body did not arrive", "send it again"))),
     };
@@ -136,10 +139,18 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
         method: parts.method.as_str().to_owned(),
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
-        headers,
+        headers: headers(&parts.headers),
         body,
         from: from.ip(),
     })
+}
+
+/// The headers as text. One that is sent several times is a list (RFC 9110, 5.3). Bytes that are not UTF-8 stay as
+/// replacement characters: if a condition in such a header were left out, the request would be carried out without it.
+fn headers(map: &HeaderMap) -> Vec<(String, String)> {
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    let all = |name| map.get_all(name).iter().map(text).collect::<Vec<_>>().join(", ");
+    map.keys().map(|name| (name.as_str().to_owned(), all(name))).collect()
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Body> {

@@ -69,8 +69,8 @@ pub(crate) enum NotAllowed {
     TooMany(TooMany),
     /// The session does not exist or has ended.
     Token,
-    /// There is no such account or session.
-    Unknown,
+    /// There is no such account or session; the text names it.
+    Unknown(String),
 }
 
 /// The changes to an account.
@@ -96,6 +96,10 @@ pub(crate) type Decided<T> = Result<(T, Pending), NotAllowed>;
 fn end_session(pending: &mut Pending, id: &str, session: &Session, who: &str) {
     pending.sessions.push((id.to_owned(), None));
     pending.entries.push(Entry::new(who, format!("logout of {}", session.account)));
+}
+
+fn no_account(name: &str) -> NotAllowed {
+    NotAllowed::Unknown(format!("account {name}"))
 }
 
 fn secret_hash(secret: &str) -> String {
@@ -224,7 +228,7 @@ impl Sessions {
 
     /// Ends a session.
     pub(crate) fn delete(&self, id: &str, who: &str) -> Decided<()> {
-        let session = self.sessions.get(id).ok_or(NotAllowed::Unknown)?;
+        let session = self.sessions.get(id).ok_or_else(|| NotAllowed::Unknown(format!("session {id}")))?;
         let mut pending = Pending::default();
         end_session(&mut pending, id, session, who);
         Ok(((), pending))
@@ -259,14 +263,14 @@ impl Sessions {
 
     /// Refuses a change of an account that no longer has the ETag which the client names.
     pub(crate) fn check_match(&self, name: &str, if_match: Option<&str>) -> Result<(), NotAllowed> {
-        let account = self.accounts.get(name).ok_or(NotAllowed::Unknown)?;
+        let account = self.accounts.get(name).ok_or_else(|| no_account(name))?;
         let is_stale = if_match.is_some_and(|wanted| !matches(wanted, &account.etag()));
         if is_stale { Err(NotAllowed::Stale) } else { Ok(()) }
     }
 
     /// Changes an account, and ends its sessions.
     pub(crate) fn change_account(&self, name: &str, change: &AccountChange, who: &str) -> Decided<()> {
-        let mut account = self.accounts.get(name).cloned().ok_or(NotAllowed::Unknown)?;
+        let mut account = self.accounts.get(name).cloned().ok_or_else(|| no_account(name))?;
         let loses = change.role.is_some_and(|role| role != Role::Administrator) || change.is_enabled == Some(false);
         if loses && self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);
@@ -294,7 +298,7 @@ impl Sessions {
     /// Deletes an account and its sessions.
     pub(crate) fn delete_account(&self, name: &str, who: &str) -> Decided<()> {
         if !self.accounts.contains_key(name) {
-            return Err(NotAllowed::Unknown);
+            return Err(no_account(name));
         }
         if self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);
