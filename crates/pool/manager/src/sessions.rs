@@ -21,7 +21,8 @@ use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
 use crate::order::matches;
 
-/// Maximum number of sessions. A further login ends the one that was idle longest.
+/// Maximum number of sessions. A further login ends the longest-idle one of the account that has the most, so that no
+/// account can end the sessions of others by logging in.
 pub(crate) const SESSIONS_MAX: usize = 256;
 
 /// A session, as it is stored.
@@ -88,6 +89,15 @@ pub(crate) struct Sessions {
     pub(crate) accounts: BTreeMap<String, Account>,
     pub(crate) sessions: BTreeMap<String, Session>,
     attempts: Attempts,
+}
+
+/// The longest-idle session of the account that has the most.
+fn superfluous<'a>(live: &[(&'a String, &'a Session)]) -> Option<(&'a String, &'a Session)> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    live.iter().for_each(|(_, session)| *counts.entry(&session.account).or_default() += 1);
+    let most = counts.values().max()?;
+    let of_most = live.iter().filter(|(_, session)| counts[session.account.as_str()] == *most);
+    of_most.min_by_key(|(_, session)| session.used).copied()
 }
 
 /// What was decided, and what is to be stored for it.
@@ -162,7 +172,7 @@ impl Sessions {
         let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
         pending.sessions.extend(over.into_iter().map(|(id, _)| (id.clone(), None)));
         if live.len() >= SESSIONS_MAX
-            && let Some((id, session)) = live.iter().min_by_key(|(_, session)| session.used)
+            && let Some((id, session)) = superfluous(&live)
         {
             end_session(&mut pending, id, session, &who.name);
         }
