@@ -96,8 +96,8 @@ fn superfluous<'a>(live: &[(&'a String, &'a Session)]) -> Option<(&'a String, &'
     let mut counts = BTreeMap::<&str, usize>::new();
     live.iter().for_each(|(_, session)| *counts.entry(&session.account).or_default() += 1);
     let most = counts.values().max()?;
-    let of_most = live.iter().filter(|(_, session)| counts[session.account.as_str()] == *most);
-    of_most.min_by_key(|(_, session)| session.used).copied()
+    let of_max = live.iter().filter(|(_, session)| counts[session.account.as_str()] == *most);
+    of_max.min_by_key(|(_, session)| session.used).copied()
 }
 
 /// What was decided, and what is to be stored for it.

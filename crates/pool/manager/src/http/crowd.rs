@@ -5,8 +5,8 @@
 //!
 //! A connection is always accepted. When [`CONNECTIONS_MAX`] are there, it takes the place of one of the network that
 //! has the most, so that a network with few connections keeps them, whatever strangers at another do. Of those, one
-//! that waits for its client ends before one with a request, and that before an event stream; then the one that was used
-//! least recently.
+//! that waits for its client ends before one with a request, and that one before an event stream; then the one that
+//! was used least recently.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -28,7 +28,7 @@ pub(super) enum Doing {
     Streaming,
 }
 
-struct Seat {
+struct Connection {
     network: IpAddr,
     doing: Doing,
     /// Grows with each use of any connection.
@@ -37,15 +37,15 @@ struct Seat {
 }
 
 #[derive(Default)]
-struct Seats {
-    all: BTreeMap<u64, Seat>,
+struct Connections {
+    all: BTreeMap<u64, Connection>,
     uses: u64,
 }
 
 /// All connections.
 #[derive(Default)]
 pub(super) struct Crowd {
-    seats: Mutex<Seats>,
+    connections: Mutex<Connections>,
 }
 
 /// The place of one connection, until it is dropped.
@@ -63,7 +63,7 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-impl Seats {
+impl Connections {
     /// Counts a use, and returns its number.
     fn next(&mut self) -> u64 {
         self.uses += 1;
@@ -73,32 +73,33 @@ impl Seats {
     /// The connection that ends for a further one.
     fn victim(&self) -> Option<u64> {
         let mut counts = BTreeMap::<IpAddr, usize>::new();
-        self.all.values().for_each(|seat| *counts.entry(seat.network).or_default() += 1);
+        self.all.values().for_each(|connection| *counts.entry(connection.network).or_default() += 1);
         let most = counts.values().max()?;
-        let crowded = self.all.iter().filter(|(_, seat)| counts[&seat.network] == *most);
-        crowded.min_by_key(|(_, seat)| (seat.doing, seat.used)).map(|(number, _)| *number)
+        let crowded = self.all.iter().filter(|(_, connection)| counts[&connection.network] == *most);
+        crowded.min_by_key(|(_, connection)| (connection.doing, connection.used)).map(|(number, _)| *number)
     }
 }
 
 impl Crowd {
-    fn seats(&self) -> MutexGuard<'_, Seats> {
-        self.seats.lock().expect("a panic ends the daemon")
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().expect("a panic ends the daemon")
     }
 
     /// Makes a place for a connection from this address, and ends another one if there are too many.
     pub(super) fn enter(self: &Arc<Self>, from: IpAddr) -> Place {
         let end = Arc::new(Notify::new());
-        let mut seats = self.seats();
-        if seats.all.len() >= CONNECTIONS_MAX
-            && let Some(victim) = seats.victim()
-            && let Some(seat) = seats.all.remove(&victim)
+        let mut connections = self.connections();
+        if connections.all.len() >= CONNECTIONS_MAX
+            && let Some(victim) = connections.victim()
+            && let Some(connection) = connections.all.remove(&victim)
         {
-            seat.end.notify_one();
+            connection.end.notify_one();
         }
-        let number = seats.next();
-        let seat = Seat { network: network(from), doing: Doing::Waiting, used: number, end: Arc::clone(&end) };
-        seats.all.insert(number, seat);
-        drop(seats);
+        let number = connections.next();
+        let connection =
+            Connection { network: network(from), doing: Doing::Waiting, used: number, end: Arc::clone(&end) };
+        connections.all.insert(number, connection);
+        drop(connections);
         Place { crowd: Arc::clone(self), number, end }
     }
 }
@@ -106,10 +107,10 @@ impl Crowd {
 impl Place {
     /// Notes what the connection is doing.
     pub(super) fn note(&self, doing: Doing) {
-        let mut seats = self.crowd.seats();
-        let used = seats.next();
-        if let Some(seat) = seats.all.get_mut(&self.number) {
-            (seat.doing, seat.used) = (doing, used);
+        let mut connections = self.crowd.connections();
+        let used = connections.next();
+        if let Some(connection) = connections.all.get_mut(&self.number) {
+            (connection.doing, connection.used) = (doing, used);
         }
     }
 
@@ -121,7 +122,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.crowd.seats().all.remove(&self.number);
+        self.crowd.connections().all.remove(&self.number);
     }
 }
 
@@ -134,7 +135,7 @@ mod tests {
     }
 
     fn is_there(place: &Place) -> bool {
-        place.crowd.seats().all.contains_key(&place.number)
+        place.crowd.connections().all.contains_key(&place.number)
     }
 
     #[test]
@@ -148,7 +149,7 @@ mod tests {
         let another = crowd.enter(four(3));
         assert!(is_there(&operator) && is_there(&another));
         drop(strangers);
-        assert_eq!(crowd.seats().all.len(), 2, "places are given back");
+        assert_eq!(crowd.connections().all.len(), 2, "places are given back");
     }
 
     #[test]
