@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of commands. Turns the command line into one command, or into a one-line error.
+//! The table of commands. Turns the command line into one command, or into a line for each error.
 //!
 //! Step one of two: these types hold only what the user typed. `run/settings.rs` checks it.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::process;
 
 use aquifer_agent_args::AgentArgs;
@@ -13,7 +14,8 @@ use aquifer_bench_args::BenchArgs;
 use aquifer_cache_args::CacheArgs;
 use aquifer_fabric_args::FabricArgs;
 use aquifer_fmapi_args::FmapiArgs;
-use clap::error::ErrorKind;
+use clap::error::ErrorKind::{self, InvalidValue, UnknownArgument, ValueValidation};
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
@@ -102,13 +104,58 @@ pub fn parse() -> Result<Command, Failure> {
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Err(Failure::new(ExitCode::Usage, "no command was given", "see 'aquifer --help'"))
         }
-        Err(error) => Err(complaint(&error, std::env::args_os().skip(1))),
+        Err(error) => Err(complaints(error, std::env::args_os().collect())),
     }
 }
 
 /// The command line as clap describes it, for the manual and the completions.
 pub fn command_line() -> clap::Command {
     Cli::command()
+}
+
+/// All that is wrong with the words. clap stops at the first wrong flag; the others are found by parsing again without
+/// it. Each round leaves out at least one word.
+fn complaints(mut error: clap::Error, mut words: Vec<OsString>) -> Failure {
+    let complaint_about = |error: &clap::Error, words: &[OsString]| complaint(error, words.iter().skip(1).cloned());
+    let mut failure = complaint_about(&error, &words);
+    while let Some(wrong) = wrong_flag(&error, &words) {
+        words.drain(wrong);
+        match Cli::try_parse_from(&words) {
+            // Other errors may be consequences of what was left out: the value of an unknown flag is a word of its own.
+            Err(next) if flag(&next).is_some() => {
+                failure = failure.and(complaint_about(&next, &words));
+                error = next;
+            }
+            _ => break,
+        }
+    }
+    failure
+}
+
+/// The flag that is unknown or has a wrong value.
+fn flag(error: &clap::Error) -> Option<&str> {
+    let is_about_one = matches!(error.kind(), InvalidValue | UnknownArgument | ValueValidation);
+    let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidArg).filter(|_| is_about_one) else {
+        return None;
+    };
+    text.split(' ').next().filter(|flag| flag.starts_with("--"))
+}
+
+/// Where the words have that flag, with its value: `--flag`, `--flag=value` or `--flag value`.
+fn wrong_flag(error: &clap::Error, words: &[OsString]) -> Option<Range<usize>> {
+    let flag = flag(error)?;
+    let value = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => Some(value.as_str()),
+        _ => None,
+    };
+    let own = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let joined = format!("{flag}={}", value.unwrap_or_default());
+    (0..own).find_map(|at| match value {
+        Some(_) if *words[at] == *joined => Some(at..at + 1),
+        Some(value) if words[at] == flag && at + 1 < own && words[at + 1] == value => Some(at..at + 2),
+        None if words[at].to_string_lossy().split('=').next() == Some(flag) => Some(at..at + 1),
+        _ => None,
+    })
 }
 
 /// Reduces clap's multi-line error to one line: its first paragraph, then its tip or where to look.
@@ -172,6 +219,36 @@ mod tests {
             let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Examples:"), "'{}' has none", command.get_name());
         }
+    }
+
+    #[test]
+    fn every_wrong_value_has_a_complaint() {
+        let lines = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let failure = complaints(Cli::try_parse_from(&words).unwrap_err(), words);
+            let line = |failure: &Failure| failure.to_string().split_inclusive('>').next().unwrap().to_owned();
+            [line(&failure)].into_iter().chain(failure.further.iter().map(line)).collect::<Vec<_>>()
+        };
+        let words =
+            ["aquifer", "run", "--dram", "lots", "--policy=x", "--block", "5KiB", "--policy", "y", "--", "true"];
+        assert_eq!(
+            lines(&words),
+            [
+                "invalid value 'lots' for '--dram <SIZE>",
+                "invalid value 'x' for '--policy <NAME>",
+                "invalid value '5KiB' for '--block <SIZE|auto>",
+                "invalid value 'y' for '--policy <NAME>",
+            ]
+        );
+        // The words after -- are the program's.
+        assert_eq!(lines(&["aquifer", "run", "--dram", "lots", "--", "--dram", "lots"]).len(), 1);
+        let with_unknown = lines(&["aquifer", "run", "--dram", "lots", "--drum", "1GiB", "--", "true"]);
+        assert_eq!(with_unknown.len(), 2);
+        assert!(with_unknown[0].starts_with("unexpected argument '--drum' found"), "{with_unknown:?}");
+        assert!(with_unknown[1].starts_with("invalid value 'lots'"), "{with_unknown:?}");
+        // The first word that is no flag begins the program, and the value of an unknown flag is nothing else.
+        assert_eq!(lines(&["aquifer", "run", "--verbos", "prog", "--policy", "x"]).len(), 1);
+        assert_eq!(lines(&["aquifer", "stat", "--every", "soon"]).len(), 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How the command exits: exit codes, and the single line that a failure prints.
+//! How the command exits: exit codes, and the line that a failure prints.
 
 use std::fmt;
 use std::process;
@@ -86,12 +86,47 @@ pub struct Failure {
     pub cause: String,
     /// What to do. Empty if the cause already says it.
     pub remedy: String,
+    /// What else is wrong: each is printed on a line of its own, and does not change the exit status.
+    pub further: Vec<Failure>,
 }
 
 impl Failure {
     /// A failure with its status, cause and remedy.
     pub fn new(code: ExitCode, cause: impl Into<String>, remedy: impl Into<String>) -> Failure {
-        Failure { code, cause: cause.into(), remedy: remedy.into() }
+        Failure { code, cause: cause.into(), remedy: remedy.into(), further: Vec::new() }
+    }
+
+    /// This failure, with another one that the user should correct at the same time.
+    pub fn and(mut self, other: Failure) -> Failure {
+        self.further.push(other);
+        self
+    }
+
+    /// Both values, or all that is wrong with them.
+    pub fn both<A, B>(first: Result<A, Failure>, second: Result<B, Failure>) -> Result<(A, B), Failure> {
+        match (first, second) {
+            (Ok(first), Ok(second)) => Ok((first, second)),
+            (Err(first), Err(second)) => Err(first.and(second)),
+            (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
+        }
+    }
+
+    /// All values, or all that is wrong with them.
+    pub fn all<T>(outcomes: impl IntoIterator<Item = Result<T, Failure>>) -> Result<Vec<T>, Failure> {
+        let mut values = Ok(Vec::new());
+        for outcome in outcomes {
+            values = Failure::both(values, outcome).map(|(mut values, value)| {
+                values.push(value);
+                values
+            });
+        }
+        values
+    }
+
+    /// Prints the failure and the further ones, one line each.
+    pub fn report(&self) {
+        say(self);
+        self.further.iter().for_each(Failure::report);
     }
 }
 
@@ -104,12 +139,12 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Turns the outcome of a command into the process's exit code, and prints the one line of a failure.
+/// Turns the outcome of a command into the process's exit code, and prints what has failed.
 pub fn conclude(outcome: Result<process::ExitCode, Failure>) -> process::ExitCode {
     match outcome {
         Ok(status) => status,
         Err(failure) => {
-            say(&failure);
+            failure.report();
             failure.code.into()
         }
     }
@@ -124,6 +159,19 @@ mod tests {
         let failure = Failure::new(ExitCode::Usage, "one\ntwo", "do this");
         assert_eq!(failure.to_string(), "one two; do this");
         assert_eq!(Failure::new(ExitCode::Usage, "one", "").to_string(), "one");
+    }
+
+    #[test]
+    fn all_failures_are_kept_in_their_order() {
+        let bad = |cause: &str| Err::<u8, _>(Failure::new(ExitCode::Usage, cause, ""));
+        let texts = |failure: Failure| {
+            let further: Vec<String> = failure.further.iter().map(ToString::to_string).collect();
+            (failure.to_string(), further)
+        };
+        assert_eq!(Failure::all([Ok(1), Ok(2)]), Ok(vec![1, 2]));
+        let failure = Failure::all([Ok(1), bad("a"), Ok(2), bad("b"), bad("c")]).unwrap_err();
+        assert_eq!(texts(failure), ("a".into(), vec!["b".into(), "c".into()]));
+        assert_eq!(texts(Failure::both(Ok(1), bad("a")).unwrap_err()), ("a".into(), vec![]));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 //! `aquifer completions` and `aquifer man`: generate files for packages from the one table of flags.
 
+mod live_names;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -13,6 +15,9 @@ use crate::exit::{ExitCode, Failure};
 use crate::{args, output};
 
 /// Print shell completions
+///
+/// Those for bash also complete the names of volumes, hosts, donors, zones and pools, which they get from the fabric
+/// manager with the session of 'aquifer fabric login'.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -39,10 +44,21 @@ pub struct ManArgs {
 
 /// Prints the completions.
 pub fn completions(args: &CompletionsArgs) -> Result<process::ExitCode, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut args::command_line(), "aquifer", &mut script);
-    output::print(&String::from_utf8_lossy(&script))?;
+    output::print(&script(args.shell))?;
     Ok(ExitCode::Success.into())
+}
+
+/// The completions: the table of flags, and for bash the names that a pool has when they are asked for.
+fn script(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut args::command_line(), "aquifer", &mut script);
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Bash
+        && let Some(fabric) = args::command_line().find_subcommand("fabric")
+    {
+        script += &live_names::for_bash(fabric);
+    }
+    script
 }
 
 /// Prints or writes the manual.

@@ -119,6 +119,33 @@ fn arguments_that_make_no_sense() {
 }
 
 #[test]
+fn all_wrong_arguments_are_named_at_once() {
+    let Some(preload) = stand_in() else { return };
+    for (words, status, lines) in [
+        (
+            &["run", "--dram", "lots", "--policy", "x", "--", "true"][..],
+            2,
+            "invalid value 'lots' for '--dram <SIZE>': 'lots' is not a size; write a number and a unit, for example \
+             4GiB or 307MiB\naquifer: \
+             invalid value 'x' for '--policy <NAME>' [possible values: s3fifo, clock, lru, fifo]; \
+             see 'aquifer run --help'",
+        ),
+        (
+            &["run", "--dram", "15MiB", "--stats-json", "-", "--tier", "tape:", "--tier", "dram:size=20EiB", "--", ""],
+            2,
+            "--dram 15MiB is below the pager's minimum; give at least 16MiB\naquifer: \
+             --stats-json - is not a file, and stdout is the program's; name a file, or ./- for one of that name\n\
+             aquifer: invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, \
+             dram:, node:N, dax:PATH, compressed:, donor:HOST:PORT, pool:VOLUME or emulated:PROFILE\naquifer: \
+             invalid value 'dram:size=20EiB' for '--tier <SPEC>': '20EiB' is more than 64 bits can count; give \
+             less than 16EiB\naquifer: the program's name is empty; write the program after --",
+        ),
+    ] {
+        refuses(preload, words, status, lines);
+    }
+}
+
+#[test]
 fn a_budget_larger_than_the_machine() {
     for size in ["1000TiB", "15EiB"] {
         let output = aquifer().args(["run", "--dram", size, "--", "true"]).output().unwrap();

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use aquifer_fabric::{Bytes, VolumeName};
+use aquifer_fabric::{Bytes, PlainJson, VolumeName};
 use aquifer_fabric_args::{
     Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Resize, Spread,
 };
@@ -157,7 +157,7 @@ fn declaration(path: &Path) -> Result<Value, Failure> {
     if text.len() as u64 > DECLARATION_BYTES_MAX {
         return Err(failed(format!("{shown} has more than {DECLARATION_BYTES_MAX} bytes; divide it")));
     }
-    let value: Value = serde_json::from_slice(&text)
+    let PlainJson(value) = serde_json::from_slice(&text)
         .map_err(|error| usage(format!("{shown} is not JSON: {error}; begin with what 'export' prints")))?;
     match value.is_object() {
         true => Ok(json!({ "Declaration": value })),

@@ -140,7 +140,12 @@ fn a_declaration_is_planned_compared_applied_and_exported() {
     let applied = rack.fed(&["apply", "-"], &text);
     assert_eq!((stdout(&applied), stderr(&applied)), (stdout(&differs), String::new()));
     assert_eq!(rack.json(&["apply", &other])["Changes"], json!([]), "a second time it changes nothing");
-    for (text, line) in [("{", "is not JSON"), ("[]", "is not one JSON object"), ("\u{feff}{}", "is not JSON")] {
+    for (text, line) in [
+        ("{", "is not JSON"),
+        ("[]", "is not one JSON object"),
+        ("\u{feff}{}", "is not JSON"),
+        (r#"{"volumes": {"db": {}, "db": {}}}"#, "\"db\" is there twice"),
+    ] {
         let file = rack.file("bad.json", text);
         for command in ["plan", "apply", "diff"] {
             assert!(rack.fails(2, &[command, &file]).contains(line), "{command} {text}");

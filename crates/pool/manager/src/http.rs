@@ -2,18 +2,26 @@
 // Copyright the Aquifer authors
 
 //! HTTP/1.1: connections, limits, and the event stream. `rest.rs` answers requests on threads for blocking work.
+//! `http/crowd.rs` decides who ends when there are too many connections, `http/taken_in_time.rs` ends those whose
+//! clients do not read.
 //!
 //! A request with Transfer-Encoding is refused and its connection ended: bodies have a length, so that no proxy and
 //! this server can disagree on where a request ends.
 
+mod crowd;
+mod taken_in_time;
+
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited, channel::Channel, combinators::UnsyncBoxBody};
-use hyper::body::{Bytes, Frame, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use hyper::body::{Body as _, Bytes, Frame, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
@@ -22,18 +30,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use self::crowd::{CONNECTIONS_MAX, Crowd, Doing, Place};
+use self::taken_in_time::TakenInTime;
 use crate::console::Page;
 use crate::events::{self, Event};
 use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, now};
 use crate::sessions::Who;
 use crate::tls::Served;
 
-/// Maximum number of connections at a time. Further ones wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 256;
+/// Maximum number of requests that are answered at a time. Further ones wait, with their connections.
+const REQUESTS_MAX: usize = CONNECTIONS_MAX;
 /// How long a client may take to send the head of a request, and to shake hands.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long a client may take to send a body.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long a client may take to read an answer, or an event.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Longest head of a request.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// How often an idle event stream sends a heartbeat, which also detects clients that are gone.
@@ -46,9 +58,8 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Accepts connections until the process ends.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<Served>>, service: Arc<Service>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (crowd, requests) = (Arc::new(Crowd::default()), Arc::new(Semaphore::new(REQUESTS_MAX)));
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -57,55 +68,88 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<Served>>, servi
                 continue;
             }
         };
-        let (tls, service) = (tls.as_ref().map(|served| served.acceptor()), Arc::clone(&service));
+        let acceptor = tls.as_ref().map(|served| served.acceptor());
+        let client = Arc::new(Client {
+            from,
+            place: crowd.enter(from.ip()),
+            requests: Arc::clone(&requests),
+            service: Arc::clone(&service),
+        });
         tokio::spawn(async move {
-            match tls {
-                None => connection(stream, from, service).await,
-                Some(tls) => {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_WAIT_MAX, tls.accept(stream)).await {
-                        connection(stream, from, service).await;
+            let served = async {
+                match acceptor {
+                    None => connection(stream, &client).await,
+                    Some(tls) => {
+                        if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_WAIT_MAX, tls.accept(stream)).await {
+                            connection(stream, &client).await;
+                        }
                     }
                 }
-            }
-            drop(permit);
+            };
+            let (mut served, mut taken) = (pin!(served), pin!(client.place.taken()));
+            let is_over = |context: &mut Context<'_>| match taken.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(()),
+                Poll::Pending => served.as_mut().poll(context),
+            };
+            poll_fn(is_over).await;
         });
     }
 }
 
-async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    stream: S,
+/// What the requests of one connection need.
+struct Client {
     from: SocketAddr,
+    place: Place,
+    requests: Arc<Semaphore>,
     service: Arc<Service>,
-) {
+}
+
+async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, client: &Arc<Client>) {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX).max_buf_size(HEAD_BYTES_MAX);
-    let answer = service_fn(move |request| {
-        let service = Arc::clone(&service);
-        async move { Ok::<_, Infallible>(one(request, from, service).await) }
+    let answer = service_fn(|request| {
+        let client = Arc::clone(client);
+        async move { Ok::<_, Infallible>(one(request, &client).await) }
     });
+    let stream = TakenInTime::new(stream, ANSWER_WAIT_MAX);
     // An error of one connection affects no other.
     let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }
 
-async fn one(request: hyper::Request<Incoming>, from: SocketAddr, service: Arc<Service>) -> Response<Body> {
+async fn one(request: hyper::Request<Incoming>, client: &Client) -> Response<Body> {
+    let service = &client.service;
     let is_head = request.method() == hyper::Method::HEAD;
-    let answer = match arrived(request, from).await {
+    let answer = match arrived(request, client.from).await {
         Ok(request) => {
+            client.place.note(Doing::Answering);
             let known = request.header("if-none-match");
-            if let Some(page) = service.console.page(&request.method, &request.path, known) {
+            let page = service.console.page(&request.method, &request.path, known);
+            if let Some(page) = page {
+                client.place.note(Doing::Waiting);
                 return console(page, is_head);
             }
-            let asked = Arc::clone(&service);
-            let answered = tokio::task::spawn_blocking(move || asked.answer(&request)).await;
-            answered.unwrap_or_else(|_| {
+            let asked = Arc::clone(service);
+            // Held until the request is answered, even if its connection ends before.
+            let permit = Arc::clone(&client.requests).acquire_owned().await;
+            let answered = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                asked.answer(&request)
+            });
+            answered.await.unwrap_or_else(|_| {
                 Problem::new(500, "Base.1.18.InternalError", "the request ended in a bug", "report it").answer()
             })
         }
         Err(problem) => problem.answer(),
     };
     match answer.follows {
-        Some((after, who)) if !is_head => stream(after, who, &service),
-        _ => response(answer, is_head),
+        Some((after, who)) if !is_head => {
+            client.place.note(Doing::Streaming);
+            stream(after, who, service)
+        }
+        _ => {
+            client.place.note(Doing::Waiting);
+            response(answer, is_head)
+        }
     }
 }
 
@@ -120,15 +164,18 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
         return Err(ends(Problem::new(411, "Base.1.18.GeneralError", what, "send Content-Length")));
     }
     let (parts, body) = request.into_parts();
-    let headers = parts.headers.iter();
-    let headers = headers.filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
-    let headers: Vec<(String, String)> = headers.collect();
+    let too_large = || {
+        let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
+        ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time"))
+    };
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
     let body = tokio::time::timeout(BODY_WAIT_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let body = match body {
         Ok(Ok(body)) => body.to_bytes().to_vec(),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
-            return Err(ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time")));
+            return Err(too_large());
         }
         _ => return Err(ends(Problem::new(400, "Base.1.18.GeneralError", "the body did not arrive", "send it again"))),
     };
@@ -136,10 +183,18 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
         method: parts.method.as_str().to_owned(),
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
-        headers,
+        headers: headers(&parts.headers),
         body,
         from: from.ip(),
     })
+}
+
+/// The headers as text. One that is sent several times is a list (RFC 9110, 5.3). Bytes that are not UTF-8 stay as
+/// replacement characters: if a condition in such a header were left out, the request would be carried out without it.
+fn headers(map: &HeaderMap) -> Vec<(String, String)> {
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    let all = |name| map.get_all(name).iter().map(text).collect::<Vec<_>>().join(", ");
+    map.keys().map(|name| (name.as_str().to_owned(), all(name))).collect()
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Body> {

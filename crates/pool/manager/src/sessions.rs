@@ -21,7 +21,8 @@ use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
 use crate::order::matches;
 
-/// Maximum number of sessions. A further login ends the one that was idle longest.
+/// Maximum number of sessions. A further login ends the longest-idle one of the account that has the most, so that no
+/// account can end the sessions of others by logging in.
 pub(crate) const SESSIONS_MAX: usize = 256;
 
 /// A session, as it is stored.
@@ -69,8 +70,8 @@ pub(crate) enum NotAllowed {
     TooMany(TooMany),
     /// The session does not exist or has ended.
     Token,
-    /// There is no such account or session.
-    Unknown,
+    /// There is no such account or session; the text names it.
+    Unknown(String),
 }
 
 /// The changes to an account.
@@ -90,12 +91,25 @@ pub(crate) struct Sessions {
     attempts: Attempts,
 }
 
+/// The longest-idle session of the account that has the most.
+fn superfluous<'a>(live: &[(&'a String, &'a Session)]) -> Option<(&'a String, &'a Session)> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    live.iter().for_each(|(_, session)| *counts.entry(&session.account).or_default() += 1);
+    let most = counts.values().max()?;
+    let of_max = live.iter().filter(|(_, session)| counts[session.account.as_str()] == *most);
+    of_max.min_by_key(|(_, session)| session.used).copied()
+}
+
 /// What was decided, and what is to be stored for it.
 pub(crate) type Decided<T> = Result<(T, Pending), NotAllowed>;
 
 fn end_session(pending: &mut Pending, id: &str, session: &Session, who: &str) {
     pending.sessions.push((id.to_owned(), None));
     pending.entries.push(Entry::new(who, format!("logout of {}", session.account)));
+}
+
+fn no_account(name: &str) -> NotAllowed {
+    NotAllowed::Unknown(format!("account {name}"))
 }
 
 fn secret_hash(secret: &str) -> String {
@@ -158,7 +172,7 @@ impl Sessions {
         let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
         pending.sessions.extend(over.into_iter().map(|(id, _)| (id.clone(), None)));
         if live.len() >= SESSIONS_MAX
-            && let Some((id, session)) = live.iter().min_by_key(|(_, session)| session.used)
+            && let Some((id, session)) = superfluous(&live)
         {
             end_session(&mut pending, id, session, &who.name);
         }
@@ -224,7 +238,7 @@ impl Sessions {
 
     /// Ends a session.
     pub(crate) fn delete(&self, id: &str, who: &str) -> Decided<()> {
-        let session = self.sessions.get(id).ok_or(NotAllowed::Unknown)?;
+        let session = self.sessions.get(id).ok_or_else(|| NotAllowed::Unknown(format!("session {id}")))?;
         let mut pending = Pending::default();
         end_session(&mut pending, id, session, who);
         Ok(((), pending))
@@ -259,14 +273,14 @@ impl Sessions {
 
     /// Refuses a change of an account that no longer has the ETag which the client names.
     pub(crate) fn check_match(&self, name: &str, if_match: Option<&str>) -> Result<(), NotAllowed> {
-        let account = self.accounts.get(name).ok_or(NotAllowed::Unknown)?;
+        let account = self.accounts.get(name).ok_or_else(|| no_account(name))?;
         let is_stale = if_match.is_some_and(|wanted| !matches(wanted, &account.etag()));
         if is_stale { Err(NotAllowed::Stale) } else { Ok(()) }
     }
 
     /// Changes an account, and ends its sessions.
     pub(crate) fn change_account(&self, name: &str, change: &AccountChange, who: &str) -> Decided<()> {
-        let mut account = self.accounts.get(name).cloned().ok_or(NotAllowed::Unknown)?;
+        let mut account = self.accounts.get(name).cloned().ok_or_else(|| no_account(name))?;
         let loses = change.role.is_some_and(|role| role != Role::Administrator) || change.is_enabled == Some(false);
         if loses && self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);
@@ -294,7 +308,7 @@ impl Sessions {
     /// Deletes an account and its sessions.
     pub(crate) fn delete_account(&self, name: &str, who: &str) -> Decided<()> {
         if !self.accounts.contains_key(name) {
-            return Err(NotAllowed::Unknown);
+            return Err(no_account(name));
         }
         if self.is_last_administrator(name) {
             return Err(NotAllowed::LastAdministrator);

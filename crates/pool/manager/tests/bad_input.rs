@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Bad input that `requests.rs` does not cover: deceptive Unicode names, exceeded quotas, a full disk under the store,
-//! a store that is truncated or of another version, impossible listeners, stale ETags on any resource.
+//! a store that is truncated or of another version, impossible listeners, stale ETags on any resource, headers and
+//! bodies that could be taken for something else than was meant.
 
 mod daemon;
 
@@ -157,6 +158,57 @@ fn a_change_of_what_somebody_else_has_changed_is_refused_on_every_resource() {
     let fresh = format!("{token}if-match: {tag}\r\n");
     let answer = daemon.ask("PATCH", port, &fresh, r#"{"LinkState": "Disabled"}"#).expect("an answer");
     assert_ne!(answer.status, 412, "{answer:?}");
+    finish(daemon);
+}
+
+#[test]
+fn headers_and_bodies_are_taken_as_meant_or_refused() {
+    let (daemon, token) = ready("meant");
+    let version =
+        || daemon.ask("GET", "/redfish/v1/Oem/Aquifer", &token, "").expect("an answer").body["Version"].clone();
+    let before = version();
+    let volume = r#"{"Name": "v", "MemoryChunkSizeMiB": 2, "Oem": {"Aquifer": {"zone": "lab", "class": "tcp"}}}"#;
+    let account = r#"{"UserName": "rita", "Password": "a long password", "RoleId": "ReadOnly"}"#;
+    let db = format!("{CHUNKS}/db");
+    let grown = r#"{"MemoryChunkSizeMiB": 9216}"#;
+    for (method, path, header, body, status) in [
+        ("POST", CHUNKS, "aquifer-dry-run: TRUE", volume, 400),
+        ("POST", CHUNKS, "aquifer-dry-run: 1", volume, 400),
+        ("POST", CHUNKS, "aquifer-dry-run:", volume, 400),
+        ("POST", CHUNKS, "aquifer-dry-run: true\r\naquifer-dry-run: true", volume, 400),
+        ("POST", CHUNKS, "aquifer-dry-run: true\u{ff}", volume, 400),
+        ("POST", ACCOUNTS, "aquifer-dry-run: true", account, 400),
+        ("PATCH", "/redfish/v1/AccountService/Accounts/admin", "aquifer-dry-run: true", r#"{"Enabled": true}"#, 400),
+        ("PATCH", db.as_str(), "if-match: \"\u{ff}\"", grown, 412),
+        ("PATCH", db.as_str(), "if-match: \"a\"\r\nif-match: \"b\"", grown, 412),
+        ("PATCH", db.as_str(), "if-match:", grown, 412),
+        ("POST", CHUNKS, "content-encoding: gzip", volume, 415),
+        ("POST", CHUNKS, "x: a", &volume.replace(r#""Name""#, r#""Name": "w", "Name""#), 400),
+        ("POST", APPLY, "x: a", r#"{"Declaration": {"volumes": {}, "volumes": {}}}"#, 400),
+        ("POST", CHUNKS, "content-length: 99999999999\r\nx: a", "", 413),
+    ] {
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{token}{header}\r\n");
+        let length = if header.contains("content-length") {
+            String::new()
+        } else {
+            format!("content-length: {}\r\n", body.len())
+        };
+        // Header values are bytes; a character here is one of them.
+        let mut bytes: Vec<u8> = head.chars().map(|one| u8::try_from(one).expect("Latin-1")).collect();
+        bytes.extend_from_slice(format!("{length}\r\n{body}").as_bytes());
+        let answer = daemon.raw(&bytes).and_then(|text| Answer::parse(&text)).expect("an answer");
+        check_refused(header, &answer, &[status]);
+    }
+    assert_eq!(version(), before, "something was half done");
+    assert_eq!(daemon.ask("GET", &format!("{ACCOUNTS}/rita"), &token, "").expect("an answer").status, 404);
+    let long = format!("/redfish/v1/{}", "\u{7f}".repeat(2000).replace('\u{7f}', "%7f"));
+    let lost = daemon.raw(daemon::request("GET", &long, "", "").as_bytes()).expect("an answer");
+    assert!(lost.len() < 2000, "an error repeats {} bytes", lost.len());
+    // The bodies of reads and deletions say nothing.
+    assert_eq!(daemon.ask("GET", &db, &token, "what?").expect("an answer").status, 200);
+    let dry = format!("{token}aquifer-dry-run: true\r\n");
+    let planned = daemon.ask("DELETE", &format!("{CONNECTIONS}/db"), &dry, "what?").expect("an answer");
+    assert_eq!((planned.status, version()), (200, before), "{planned:?}");
     finish(daemon);
 }
 

@@ -123,6 +123,29 @@ fn until(stream: &mut impl BufRead, message: &str) -> u64 {
 }
 
 #[test]
+fn clients_that_send_or_read_nothing_keep_nobody_out() {
+    let daemon = Daemon::start(&directory("crowd"), &rack(None), "");
+    let token = daemon.login("admin", &daemon.password());
+    // More than there is room for; the answers to each are more than the sockets hold.
+    let asked = "GET /redfish/v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n".repeat(200);
+    for request in ["", "GET /redfish/v1 HTTP/1.1\r\n", &asked] {
+        let crowd: Vec<TcpStream> = (0..300)
+            .map(|_| {
+                let mut stream = TcpStream::connect(&daemon.address).expect("a connection");
+                stream.set_nonblocking(true).expect("set");
+                // One that was ended for a later one takes nothing.
+                let _ = stream.write(request.as_bytes());
+                stream
+            })
+            .collect();
+        let answer = daemon.ask("GET", "/redfish/v1/Oem/Aquifer", &token, "");
+        assert_eq!(answer.map(|answer| answer.status), Some(200), "{request:.20}");
+        drop(crowd);
+    }
+    finish(daemon);
+}
+
+#[test]
 fn an_event_stream_ends_with_its_session() {
     let daemon = Daemon::start(&directory("ended"), &rack(None), "");
     let password = daemon.password();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Step two of two: turns what was typed into checked settings, or into one line that says why not.
+//! Step two of two: turns what was typed into checked settings, or into a line for each reason why not.
 //!
 //! Reads the machine and the environment, and starts nothing. Creates nothing but the default state directory.
 
@@ -47,15 +47,20 @@ pub struct RunSettings {
 }
 
 impl RunSettings {
-    /// Checks everything, the cheapest and most likely errors first.
+    /// Checks everything, the cheapest and most likely errors first. What can be checked without the rest is reported
+    /// together.
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
         let RunArgs { how, command } = args;
         let allowed = Allowed::read()?;
-        let dram = how.dram.of(&allowed)?;
-        check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
-        check_shards(how.shards, how.record.is_some(), dram.0)?;
-        let tiers = check_tiers(&how.tier)?;
-        let program = Program::check(command, env::var_os("PATH").as_deref())?;
+        let dram = how.dram.of(&allowed).and_then(|dram| {
+            check_shards(how.shards, how.record.is_some(), dram.0)?;
+            Ok(dram)
+        });
+        let outputs = check_outputs(how.record.as_deref(), how.stats_json.as_deref());
+        let tiers = check_tiers(&how.tier);
+        let program = Program::check(command, env::var_os("PATH").as_deref());
+        let (((dram, ()), tiers), program) =
+            Failure::both(Failure::both(Failure::both(dram, outputs), tiers), program)?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
         let state_dir = check_state_dir(how.state_dir.as_deref(), !tiers.is_empty())?;
         // The last one, because it may measure the machine's memory.
@@ -132,9 +137,9 @@ fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(),
 
 /// The tiers, with absolute paths.
 fn check_tiers(specs: &[String]) -> Result<Vec<String>, Failure> {
-    let parsed = specs.iter().map(|spec| check_tier(spec)).collect::<Result<Vec<_>, _>>()?;
+    let parsed = Failure::all(specs.iter().map(|spec| check_tier(spec)))?;
     aquifer_tiers::check_levels(&parsed).map_err(|failure| usage(format!("--tier: {failure}"), ""))?;
-    specs.iter().zip(&parsed).map(|(spec, parsed)| with_absolute_path(spec, parsed)).collect()
+    Failure::all(specs.iter().zip(&parsed).map(|(spec, parsed)| with_absolute_path(spec, parsed)))
 }
 
 fn check_tier(spec: &str) -> Result<TierSpec, Failure> {

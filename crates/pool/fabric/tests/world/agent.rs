@@ -71,80 +71,32 @@ impl SimAgent {
             return Ok(());
         }
         judge.term(before, command.term)?;
-        match command.step.clone() {
-            Step::Present { volume, name, redundancy, presentation, members, .. } => {
-                if !self.volumes.contains_key(&volume) && self.are_new(volume, &members) {
-                    let mut view = VolumeReport { name, redundancy, presentation, members: BTreeMap::new() };
-                    let half = self.plant == Some(Plant::AgentPresentsHalf);
-                    let taken = if half { members.len().div_ceil(2) } else { members.len() };
-                    for lease in members.into_iter().take(taken) {
-                        view.members.insert(lease.member, MemberReport { lease, state: MemberState::InSync });
-                    }
-                    self.volumes.insert(volume, view);
-                }
-            }
-            Step::Join { volume, members, .. } => self.join(volume, members),
-            Step::Leave { volume, members, why, .. } => {
-                members.into_iter().for_each(|member| self.leave(volume, member, why));
-            }
-            Step::Withdraw { volume, members, .. } => {
-                let had = self.volumes.remove(&volume).map(|view| view.members.into_keys()).into_iter().flatten();
-                self.left.entry(volume).or_default().extend(had.chain(members));
-            }
-            Step::ForgetLeft { volume, member, .. } => {
-                if let Some(left) = self.left.get_mut(&volume) {
-                    left.remove(&member);
-                    if left.is_empty() {
-                        self.left.remove(&volume);
-                    }
-                }
-            }
-            step => return Err(format!("an agent was asked to {step}")),
-        }
-        Ok(())
-    }
-
-    fn are_new(&self, volume: VolumeId, members: &[MemberLease]) -> bool {
-        let left = self.left.get(&volume);
-        !members.iter().any(|lease| left.is_some_and(|left| left.contains(&lease.member)))
-    }
-
-    fn join(&mut self, volume: VolumeId, members: Vec<MemberLease>) {
-        if !self.are_new(volume, &members) {
-            return;
-        }
-        let Some(view) = self.volumes.get_mut(&volume) else { return };
-        let spans: BTreeSet<SpanId> = view.members.values().map(|member| member.lease.place.span).collect();
-        for lease in members {
-            let is_new_span = !spans.contains(&lease.place.span);
-            let state = if is_new_span { MemberState::InSync } else { MemberState::Copying { left: lease.bytes } };
-            view.members.entry(lease.member).or_insert(MemberReport { lease, state });
+        let mut step = command.step.clone();
+        self.misread(&mut step);
+        match self.presented().carry_out(step) {
+            true => Ok(()),
+            false => Err(format!("an agent was asked to {}", command.step)),
         }
     }
 
-    /// The agent has the last word: the report that the manager decided on may be old.
-    fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
-        if let Some(view) = self.volumes.get_mut(&volume)
-            && let Some(report) = view.members.get(&member)
-        {
-            let trusts = self.plant == Some(Plant::CopiesAreNotAwaited);
-            let may_go = trusts || view.may_leave(member, why);
-            match why {
-                Why::Shrunk if report.state != MemberState::Broken => {
-                    let report = view.members.get_mut(&member).expect("it was there");
-                    if !matches!(report.state, MemberState::Leaving { .. }) {
-                        report.state = MemberState::Leaving { left: report.lease.bytes };
-                    }
-                    return;
-                }
-                _ if may_go => drop(view.members.remove(&member)),
-                _ => return,
+    fn presented(&mut self) -> Presented<'_> {
+        Presented { volumes: &mut self.volumes, left: &mut self.left }
+    }
+
+    /// The planted faults of an agent: it takes a half of what it presents, or lets members go before their bytes are
+    /// elsewhere.
+    fn misread(&mut self, step: &mut Step) {
+        match (self.plant, step) {
+            (Some(Plant::AgentPresentsHalf), Step::Present { members, .. }) => {
+                members.truncate(members.len().div_ceil(2));
             }
-            if view.members.is_empty() {
-                self.volumes.remove(&volume);
+            (Some(Plant::CopiesAreNotAwaited), Step::Leave { volume, members, why, .. }) if *why != Why::Shrunk => {
+                let view = self.volumes.get_mut(volume).into_iter().flat_map(|view| &mut view.members);
+                let leaving = view.filter(|(member, _)| members.contains(member));
+                leaving.for_each(|(_, report)| report.state = MemberState::Broken);
             }
+            _ => {}
         }
-        self.left.entry(volume).or_default().insert(member);
     }
 
     /// Programs write, members break if their donors refuse them, and copies proceed.
@@ -195,11 +147,7 @@ impl SimAgent {
                 }
             }
         }
-        for (volume, member) in left {
-            self.volumes.get_mut(&volume).expect("listed").members.remove(&member);
-            self.left.entry(volume).or_default().insert(member);
-        }
-        self.volumes.retain(|_, view| !view.members.is_empty());
+        left.into_iter().for_each(|(volume, member)| self.presented().let_go(volume, member));
     }
 }
 

@@ -38,6 +38,9 @@ impl Answer {
     }
 }
 
+/// How much of an unknown path an error repeats.
+const PATH_SHOWN_MAX: usize = 200;
+
 /// An error: status, the message's name in a registry, what happened, and what to do.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Problem {
@@ -60,7 +63,8 @@ impl Problem {
     }
 
     pub(crate) fn not_found(path: &str) -> Problem {
-        let message = format!("there is nothing at {}", path.escape_default());
+        let shown: String = path.chars().take(PATH_SHOWN_MAX).collect();
+        let message = format!("there is nothing at {}", shown.escape_default());
         Problem::new(404, "Base.1.18.ResourceMissingAtURI", message, "follow the links from /redfish/v1")
     }
 
@@ -146,10 +150,10 @@ impl From<NotAllowed> for Problem {
                 problem.headers.push(("www-authenticate", "Basic realm=\"aquifer\"".to_owned()));
                 problem
             }
-            NotAllowed::Unknown => Problem::new(
+            NotAllowed::Unknown(what) => Problem::new(
                 404,
                 "Base.1.18.ResourceNotFound",
-                "there is no such account or session",
+                format!("there is no {}", what.escape_default()),
                 "list what exists",
             ),
         }

@@ -3,7 +3,7 @@
 
 //! Request bodies: one JSON object, with the properties that the route's table lists and no others.
 
-use aquifer_fabric::{Bytes, VolumeSpec};
+use aquifer_fabric::{Bytes, PlainJson, VolumeSpec};
 use serde_json::{Map, Value};
 
 use super::answer::Problem;
@@ -27,7 +27,7 @@ pub(super) fn parse(bytes: &[u8], properties: &[Property], is_update: bool) -> R
         )
     };
     // serde_json refuses depths over 128, so that parsing cannot exhaust the stack.
-    let value: Value =
+    let PlainJson(value) =
         serde_json::from_slice(bytes).map_err(|error| malformed(format!("the body is not JSON: {error}")))?;
     let Value::Object(mut map) = value else { return Err(malformed("the body is not an object".into())) };
     map.retain(|name, _| !name.contains("@odata."));

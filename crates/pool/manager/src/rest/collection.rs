@@ -194,7 +194,8 @@ fn filter(text: &str) -> Result<Vec<Term>, Problem> {
         };
         let is_known = ["eq", "ne", "lt", "le", "gt", "ge"].contains(&operator.as_str());
         let value = match value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')) {
-            Some(text) => Some(Value::from(text)),
+            // OData doubles a quote inside a text.
+            Some(text) => Some(Value::from(text.replace("''", "'"))),
             None => serde_json::from_str::<Value>(value).ok().filter(|value| value.is_number() || value.is_boolean()),
         };
         let Some(value) = value.filter(|_| is_known) else { return refuse("$filter cannot be parsed", REMEDY) };
@@ -291,6 +292,7 @@ mod tests {
         assert_eq!(count("$filter=Size%20lt%2010%20and%20Status/State%20eq%20'Enabled'"), Some(10));
         assert_eq!(count("$filter=Id+eq+'m7'"), Some(1));
         assert_eq!(count("$filter=Nothing+eq+1"), Some(0));
+        assert_eq!(Query::parse("$filter=Id+eq+'it''s'").expect("it can be").filter[0].value, "it's");
         assert_eq!(ask("$expand=.&$filter=Size+ge+2499")["Members"][0]["Id"], "m2499");
     }
 

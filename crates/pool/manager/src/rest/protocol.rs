@@ -13,6 +13,8 @@ use crate::order::{etag_of, matches};
 
 /// The only version of OData that Redfish uses.
 const ODATA_VERSION: &str = "4.0";
+/// The header that asks what a change would do.
+const DRY_RUN: &str = "aquifer-dry-run";
 /// Where DMTF publishes its schemas.
 const SCHEMAS: &str = "http://redfish.dmtf.org/schemas/v1";
 
@@ -36,7 +38,29 @@ pub(super) fn check_headers(request: &Request, route: &Route) -> Result<(), Prob
         let what = format!("the answer would be {media}, which Accept excludes");
         return Err(Problem::new(406, "Base.1.18.HeaderInvalid", what, format!("send Accept: {media}")));
     }
-    Ok(())
+    let encoding = request.header("content-encoding").map_or("identity", str::trim);
+    if !encoding.eq_ignore_ascii_case("identity") {
+        let what = format!("Content-Encoding {} is not supported", encoding.escape_default());
+        return Err(Problem::new(415, "Base.1.18.HeaderInvalid", what, "send the body as it is"));
+    }
+    check_dry_run(request, route)
+}
+
+/// Refuses a dry run that would not be one: of a change that has none, and one that is not asked for in the right word.
+fn check_dry_run(request: &Request, route: &Route) -> Result<(), Problem> {
+    let Some(word) = request.header(DRY_RUN).filter(|_| route.method != Method::Get) else { return Ok(()) };
+    let refuse = |what: String, remedy| Err(Problem::new(400, "Base.1.18.HeaderInvalid", what, remedy));
+    match word {
+        "true" if route.has_dry_run => Ok(()),
+        "true" => refuse("this request has no dry run".into(), "leave Aquifer-Dry-Run out"),
+        "false" => Ok(()),
+        word => refuse(format!("Aquifer-Dry-Run is {}", word.escape_default()), "send true or false"),
+    }
+}
+
+/// Whether a request asks what would happen. [`check_headers`] has checked that its route can say so.
+pub(super) fn is_dry_run(request: &Request) -> bool {
+    request.header(DRY_RUN) == Some("true")
 }
 
 /// Whether an `Accept` header includes a media type (RFC 9110; preferences are ignored).

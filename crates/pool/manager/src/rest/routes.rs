@@ -80,15 +80,18 @@ pub(super) struct Route {
     /// The minimum role; `None` is open to everybody.
     pub(super) needs: Option<Role>,
     pub(super) body: &'static [Property],
+    /// Whether the header `Aquifer-Dry-Run` is for it.
+    pub(super) has_dry_run: bool,
     pub(super) answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 }
 
 const fn open(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
-    Route { method: Method::Get, path, summary, needs: None, body: &[], answer }
+    Route { method: Method::Get, path, summary, needs: None, body: &[], has_dry_run: false, answer }
 }
 
 const fn get(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
-    Route { method: Method::Get, path, summary, needs: Some(Role::ReadOnly), body: &[], answer }
+    let needs = Some(Role::ReadOnly);
+    Route { method: Method::Get, path, summary, needs, body: &[], has_dry_run: false, answer }
 }
 
 const fn change(
@@ -98,7 +101,18 @@ const fn change(
     body: &'static [Property],
     answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 ) -> Route {
-    Route { method, path, summary, needs: Some(Role::Operator), body, answer }
+    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: false, answer }
+}
+
+/// A change that the writer carries out, which can say what it would change.
+const fn order(
+    method: Method,
+    path: &'static str,
+    summary: &'static str,
+    body: &'static [Property],
+    answer: fn(&Call<'_>) -> Result<Answer, Problem>,
+) -> Route {
+    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: true, answer }
 }
 
 impl Route {
@@ -112,8 +126,7 @@ impl Route {
     }
 
     const fn by(self, role: Role) -> Route {
-        let Route { method, path, summary, body, answer, .. } = self;
-        Route { method, path, summary, needs: Some(role), body, answer }
+        Route { needs: Some(role), ..self }
     }
 }
 
@@ -153,6 +166,7 @@ pub(super) const ROUTES: &[Route] = &[
         summary: "Log in; the answer's header X-Auth-Token is the token",
         needs: None,
         body: &[must("UserName", Text), must("Password", Text)],
+        has_dry_run: false,
         answer: access::login,
     },
     get("/redfish/v1/SessionService/Sessions/{SessionId}", "A session", access::session),
@@ -186,8 +200,8 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}", "A switch", switches::switch),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports", "Ports of a switch", switches::ports),
     get(PORT, "A port", switches::port),
-    change(Patch, PORT, "Take the link of a port down or up", &[must("LinkState", Text)], switches::set_port),
-    change(
+    order(Patch, PORT, "Take the link of a port down or up", &[must("LinkState", Text)], switches::set_port),
+    order(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}/Actions/Port.Reset",
         "Reset the bridge of a port",
@@ -198,7 +212,7 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}", "A virtual CXL switch", switches::vcs),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}/VPPBs", "Its vPPBs", switches::vppbs),
     get(VPPB, "A vPPB", switches::vppb),
-    change(
+    order(
         Patch,
         VPPB,
         "Bind a vPPB to what is at Links.Port, or unbind it with null; volumes bind theirs themselves",
@@ -209,14 +223,14 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/Fabrics/Aquifer/Zones/{ZoneId}", "A zone", fabrics::zone),
     get("/redfish/v1/Fabrics/Aquifer/Endpoints", "Hosts, donors and devices", fabrics::endpoints),
     get("/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}", "A host, a donor or a device", fabrics::endpoint),
-    change(
+    order(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.Drain",
         "Move everything off a donor, or use it again",
         &[may("Draining", Boolean)],
         fabrics::drain,
     ),
-    change(
+    order(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.DeclareGone",
         "State that a host is powered off, or that a donor is gone for good",
@@ -225,7 +239,7 @@ pub(super) const ROUTES: &[Route] = &[
     )
     .by(Administrator),
     get("/redfish/v1/Fabrics/Aquifer/Connections", "Bindings of volumes to hosts", memory::connections),
-    change(
+    order(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Connections",
         "Bind a volume to a host",
@@ -233,15 +247,15 @@ pub(super) const ROUTES: &[Route] = &[
         memory::bind,
     ),
     get("/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "A binding", memory::connection),
-    change(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind),
+    order(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind),
     get("/redfish/v1/Chassis", "Enclosures, and the chassis that stands for the pools", roots::chassis_all),
     get("/redfish/v1/Chassis/{ChassisId}", "An enclosure", roots::chassis),
     get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices", "Memory devices of an enclosure", devices::devices),
     get(DEVICE, "A memory device", devices::device),
-    change(Patch, DEVICE, "Set how an MLD reports congestion", &[must("Oem", Object)], devices::set_device),
+    order(Patch, DEVICE, "Set how an MLD reports congestion", &[must("Oem", Object)], devices::set_device),
     get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}/CXLLogicalDevices", "Its LDs", devices::lds),
     get(LD, "A logical device", devices::ld),
-    change(
+    order(
         Patch,
         LD,
         "Resize an LD, which loses its bytes, or set its bandwidth",
@@ -251,7 +265,7 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/Chassis/Pools/MemoryDomains", "Pools", memory::pools),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}", "A pool", memory::pool),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks", "Volumes of a pool", memory::volumes),
-    change(
+    order(
         Post,
         "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks",
         "Create a volume; Oem.Aquifer has the rest of its specification",
@@ -259,9 +273,9 @@ pub(super) const ROUTES: &[Route] = &[
         memory::create,
     ),
     get(CHUNK, "A volume", memory::volume),
-    change(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize),
-    change(Delete, CHUNK, "Release a volume", &[], memory::release),
-    change(
+    order(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize),
+    order(Delete, CHUNK, "Release a volume", &[], memory::release),
+    order(
         Post,
         "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}/Actions/Oem/AquiferMemoryChunk.Move",
         "Move a volume to other donors while it is in use",
@@ -336,7 +350,7 @@ pub(super) const ROUTES: &[Route] = &[
         oem::plan,
     )
     .by(ReadOnly),
-    change(
+    order(
         Post,
         "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Apply",
         "Make the desired state fulfil a declaration, as a whole or not at all",
@@ -344,7 +358,7 @@ pub(super) const ROUTES: &[Route] = &[
         oem::apply,
     )
     .by(Administrator),
-    change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
+    order(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
         .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/JoinTokens", "Join tokens, without their secrets", joining::tokens).by(Administrator),
     change(
@@ -376,6 +390,7 @@ pub(super) const ROUTES: &[Route] = &[
         summary: "Join: a token and a certificate signing request for a certificate",
         needs: None,
         body: &[must("Token", Text), must("CertificateSigningRequest", Text)],
+        has_dry_run: false,
         answer: joining::join,
     },
     get(

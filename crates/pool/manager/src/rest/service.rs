@@ -37,7 +37,7 @@ pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) query: String,
-    /// Names in lower case.
+    /// Names in lower case, each once.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
     pub(crate) from: IpAddr,
@@ -161,7 +161,11 @@ impl Service {
             Some(needs) => Some(self.caller(request, needs)?),
         };
         let query = Query::parse(&request.query)?;
-        let body = body::parse(&request.body, route.body, route.method == Method::Patch)?;
+        let body = match route.method {
+            // Redfish has the body of a read ignored, and HTTP gives that of a deletion no meaning.
+            Method::Delete | Method::Get => Map::new(),
+            Method::Patch | Method::Post => body::parse(&request.body, route.body, route.method == Method::Patch)?,
+        };
         let snapshot = self.shared.snapshot();
         let call = Call { service: self, snapshot, path, names, query, request, cause, body, who };
         if matches!(route.method, Method::Delete | Method::Patch)
@@ -306,7 +310,7 @@ impl Call<'_> {
 
     /// Whether the request asks what would happen.
     pub(super) fn is_dry_run(&self) -> bool {
-        self.request.header("aquifer-dry-run").is_some_and(|value| value == "true")
+        protocol::is_dry_run(self.request)
     }
 
     /// Hands an order to the writer, and waits until it is stored.

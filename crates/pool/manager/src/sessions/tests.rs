@@ -155,3 +155,19 @@ fn sessions_are_bounded() {
     }
     assert_eq!(site.sessions.lock().expect("a lock").sessions.len(), SESSIONS_MAX);
 }
+
+#[test]
+fn an_account_that_logs_in_often_ends_only_its_own_sessions() {
+    let (mut site, who) = Site::new();
+    site.keep(0, |sessions| sessions.add_account("rita", Role::ReadOnly, "", "admin")).expect("added");
+    let (mine, _) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
+    let rita = Who { name: "rita".into(), role: Role::ReadOnly, session: None };
+    let rounds = u64::try_from(SESSIONS_MAX).expect("a small number") + 3;
+    let begun = site.sessions.lock().expect("a lock").sessions.len();
+    for time in 1..rounds {
+        site.keep(0, |sessions| sessions.create(&rita, Millis(time))).expect("created");
+    }
+    let sessions = site.sessions.lock().expect("a lock");
+    assert_eq!((begun, sessions.sessions.len()), (1, SESSIONS_MAX));
+    assert!(sessions.sessions.contains_key(&mine), "the oldest session is of somebody else");
+}

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_fabric::{
-    Availability, Bytes, Command, HostId, HostReport, Incarnation, MemberId, MemberLease, MemberReport, MemberState,
-    Place, SpanId, Step, Term, VolumeId, VolumeReport, Why,
+    Availability, Bytes, Command, HostId, HostReport, Incarnation, MemberId, MemberLease, MemberState, Place,
+    Presented, Term, VolumeId, VolumeReport,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,77 +47,14 @@ impl SimulatedAgent {
 
     pub(super) fn obey(&mut self, command: &Command) -> Result<(), String> {
         (self.term, self.sequence) = admit(self.term, self.sequence, command)?;
-        match command.step.clone() {
-            Step::Present { volume, name, redundancy, presentation, members, .. } => {
-                if !self.volumes.contains_key(&volume) && self.are_new(volume, &members) {
-                    let members = members.into_iter();
-                    let members =
-                        members.map(|lease| (lease.member, MemberReport { lease, state: MemberState::InSync }));
-                    let view = VolumeReport { name, redundancy, presentation, members: members.collect() };
-                    self.volumes.insert(volume, view);
-                }
-            }
-            Step::Join { volume, members, .. } => self.join(volume, members),
-            Step::Leave { volume, members, why, .. } => {
-                members.into_iter().for_each(|member| self.leave(volume, member, why));
-            }
-            Step::Withdraw { volume, members, .. } => {
-                let had = self.volumes.remove(&volume).map(|view| view.members.into_keys()).into_iter().flatten();
-                self.left.entry(volume).or_default().extend(had.chain(members));
-            }
-            Step::ForgetLeft { volume, member, .. } => {
-                if let Some(left) = self.left.get_mut(&volume) {
-                    left.remove(&member);
-                    if left.is_empty() {
-                        self.left.remove(&volume);
-                    }
-                }
-            }
-            step => return Err(format!("an agent cannot {step}")),
-        }
-        Ok(())
-    }
-
-    fn are_new(&self, volume: VolumeId, members: &[MemberLease]) -> bool {
-        let left = self.left.get(&volume);
-        !members.iter().any(|lease| left.is_some_and(|left| left.contains(&lease.member)))
-    }
-
-    fn join(&mut self, volume: VolumeId, members: Vec<MemberLease>) {
-        if !self.are_new(volume, &members) {
-            return;
-        }
-        let Some(view) = self.volumes.get_mut(&volume) else { return };
-        let spans: BTreeSet<SpanId> = view.members.values().map(|member| member.lease.place.span).collect();
-        for lease in members {
-            let is_new_span = !spans.contains(&lease.place.span);
-            let state = if is_new_span { MemberState::InSync } else { MemberState::Copying { left: lease.bytes } };
-            view.members.entry(lease.member).or_insert(MemberReport { lease, state });
+        match self.presented().carry_out(command.step.clone()) {
+            true => Ok(()),
+            false => Err(format!("an agent cannot {}", command.step)),
         }
     }
 
-    /// The report that the manager decided on may be old, so the agent asks again whether the member may leave.
-    fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
-        if let Some(view) = self.volumes.get_mut(&volume)
-            && view.members.contains_key(&member)
-        {
-            let may_leave = view.may_leave(member, why);
-            let report = view.members.get_mut(&member).expect("it was found");
-            if why == Why::Shrunk && report.state != MemberState::Broken {
-                if !matches!(report.state, MemberState::Leaving { .. }) {
-                    report.state = MemberState::Leaving { left: report.lease.bytes };
-                }
-                return;
-            }
-            if !may_leave {
-                return;
-            }
-            view.members.remove(&member);
-            if view.members.is_empty() {
-                self.volumes.remove(&volume);
-            }
-        }
-        self.left.entry(volume).or_default().insert(member);
+    fn presented(&mut self) -> Presented<'_> {
+        Presented { volumes: &mut self.volumes, left: &mut self.left }
     }
 
     /// Copies and moves bytes; a member whose source refuses its token is broken. Returns whether anything changed.
@@ -155,13 +92,7 @@ impl SimulatedAgent {
                 changed |= report.state != before;
             }
         }
-        for (volume, member) in left {
-            if let Some(view) = self.volumes.get_mut(&volume) {
-                view.members.remove(&member);
-            }
-            self.left.entry(volume).or_default().insert(member);
-        }
-        self.volumes.retain(|_, view| !view.members.is_empty());
+        left.into_iter().for_each(|(volume, member)| self.presented().let_go(volume, member));
         changed
     }
 
