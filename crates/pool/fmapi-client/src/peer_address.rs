@@ -160,7 +160,7 @@ impl PeerAddress {
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
             }
             Self::Unix(path) => {
-                let connected = Unix::connect(path);
+                let connected = Unix::connect(path, wait);
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
             }
             Self::Vfio(function) => {
@@ -236,6 +236,27 @@ mod tests {
             let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();
             assert!(failure.cause.contains(cause) && failure.remedy.contains(remedy), "{failure}");
         }
+    }
+
+    /// A fabric manager that asked a stopped switch again and again filled the queue of its socket, and then waited for
+    /// ever, with all other switches.
+    #[test]
+    fn a_socket_that_accepts_nobody_is_not_waited_for() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let path = std::env::temp_dir().join(format!("aq-{}-accepts-nobody", std::process::id()));
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let (peer, (done, outcome)) = (PeerAddress::Unix(path.clone()), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            // The queue has room for some.
+            let failures = (0..100).map(|_| peer.open(Duration::from_millis(100)).err().map(|it| it.to_string()));
+            let _ = done.send(failures.flatten().next());
+        });
+        let failure = outcome.recv_timeout(Duration::from_secs(60)).expect("the attempt ends").expect("it fails");
+        assert!(failure.contains("it accepts no connection; check that the switch"), "{failure}");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
