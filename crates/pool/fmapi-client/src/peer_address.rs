@@ -153,7 +153,7 @@ impl PeerAddress {
                 let remedy = "name a file of --trace";
                 let file = File::open(path).map_err(|error| cannot(error, remedy))?;
                 let recorded = Recorded::read(self.to_string(), BufReader::new(file));
-                Ok(Box::new(recorded.map_err(|failure| cannot(io::Error::other(failure), remedy))?))
+                Ok(Box::new(recorded.map_err(|failure| self.explained(&failure))?))
             }
             Self::Tcp(address) => {
                 let connected = Tcp::connect(address, wait);
@@ -165,15 +165,17 @@ impl PeerAddress {
             }
             Self::Vfio(function) => {
                 let opened = VfioFunction::open(function);
-                let registers = opened.map_err(|failure| {
-                    // Its own message has a remedy.
-                    let text = failure.to_string();
-                    let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-                    OpenFailure { cause: format!("cannot open {self}: {why}"), remedy: remedy.into() }
-                })?;
+                let registers = opened.map_err(|failure| self.explained(&failure))?;
                 self.mailbox(Box::new(registers))
             }
         }
+    }
+
+    /// A failure whose own message has a remedy.
+    fn explained(&self, failure: &impl fmt::Display) -> OpenFailure {
+        let text = failure.to_string();
+        let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+        OpenFailure { cause: format!("cannot open {self}: {why}"), remedy: remedy.into() }
     }
 
     fn mailbox(&self, registers: Box<dyn Registers>) -> Result<Box<dyn Transport>, OpenFailure> {
@@ -228,6 +230,7 @@ mod tests {
             ("mailbox:/nowhere/at/all", "No such file", "resource0"),
             ("recorded:/nowhere/at/all", "No such file", "--trace"),
             ("recorded:/proc/self/exe", "not a trace of the FM API", "--trace"),
+            ("recorded:/dev/null", "cannot be read", "record it again"),
             ("opencis:192.0.2.1:1", "opencis:192.0.2.1:1", "an address of this machine"),
             ("vfio:ffff:ff:1f.7", "there is no PCI function", "lspci"),
             ("vfio:../../../../etc", "there is no PCI function", "lspci"),
@@ -235,6 +238,7 @@ mod tests {
         ] {
             let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();
             assert!(failure.cause.contains(cause) && failure.remedy.contains(remedy), "{failure}");
+            assert!(!failure.cause.contains(';'), "one remedy: {failure}");
         }
     }
 
