@@ -25,7 +25,8 @@ use crate::step_failure::{is_busy, is_unsupported};
 const ANSWERS_MAX: usize = 16;
 /// Maximum number of records that one command clears: a byte counts them.
 const HANDLES_MAX: usize = 255;
-/// How many of the newest records stay in a switch's log: more than a switch writes between two rounds of another manager.
+/// How many of the newest records stay in a switch's log: more than a switch writes between two rounds of another
+/// manager.
 const KEPT: usize = 32;
 const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
 
@@ -131,8 +132,8 @@ enum Seen<'a> {
     Record(&'a EventRecord),
 }
 
-/// Reads a log, and clears what was read. Each record is noted before it is cleared: the answer to that may be lost. With
-/// a mark, the newest records stay.
+/// Reads a log, and clears what was read. Each record is noted before it is cleared: the answer to that may be lost.
+/// With a mark, the newest records stay.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,
@@ -155,7 +156,7 @@ fn read_log(
         }
         answer.records.iter().skip(known.map_or(0, |at| at + 1)).for_each(|record| see(Seen::Record(record)));
         *mark = answer.records.last().copied();
-        // The oldest ones. Of a log that was read in part, the last one stays as the mark, so that the rest can be read.
+        // The oldest ones. Of a log that was read in part, only the last one stays, so that the rest can be read.
         let count = answer.records.len();
         let stay = match (has_lost, has_more) {
             (true, _) => 0,

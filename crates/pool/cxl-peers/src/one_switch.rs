@@ -35,8 +35,8 @@ const FRESH_AFTER: Duration = Duration::from_secs(60);
 /// A background operation of another manager is aborted after this many times the limit of one: a manager that is alive
 /// aborts its own before.
 const STALLED_LIMITS: u32 = 2;
-/// How long reading a switch may take, which is some hundred commands: a switch that answers each at the last moment would
-/// hold a round for hours, and with it all other switches.
+/// How long reading a switch may take, which is some hundred commands: a switch that answers each at the last moment
+/// would hold a round for hours, and with it all other switches.
 const READ_TIME_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of notices that wait to be taken; further ones are dropped.
 const NOTICES_MAX: usize = 1024;

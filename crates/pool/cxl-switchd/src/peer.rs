@@ -3,9 +3,9 @@
 
 //! A manager that is connected, and the packets in both directions.
 //!
-//! Threads: one reads what the manager sends and answers it (`server.rs`), and one writes to it what waits in its outbox.
-//! So a manager that does not read delays only itself. Its own answers wait until its outbox has room. Any other message
-//! for it does not wait: if there is no room for one, the connection ends.
+//! Threads: one reads what the manager sends and answers it (`server.rs`), and one writes to it what waits in its
+//! outbox. So a manager that does not read delays only itself. Its own answers wait until its outbox has room. Any
+//! other message for it does not wait: if there is no room for one, the connection ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

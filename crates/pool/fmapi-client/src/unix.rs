@@ -18,8 +18,8 @@ use crate::packet_stream::{PacketStream, Stream};
 pub type Unix = PacketStream<UnixStream>;
 
 impl Unix {
-    /// Connects to the socket at a path. connect(2) waits while the listener's queue is full, as that of a stopped switch
-    /// is in the end; the limit bounds that, too. See unix(7), socket(7) on SO_SNDTIMEO.
+    /// Connects to the socket at a path. connect(2) waits while the listener's queue is full, as that of a stopped
+    /// switch is in the end; the limit bounds that, too. See unix(7), socket(7) on SO_SNDTIMEO.
     pub fn connect(path: &Path, wait: Duration) -> io::Result<Self> {
         let connected = || {
             let flags = SocketFlags::CLOEXEC;
