@@ -80,7 +80,7 @@ fn a_file_that_is_not_mapped_directly_is_left_as_it_is() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         let refused = Dax::open(&path, Some(ByteSize(4 << 20))).err().unwrap().to_string();
         assert!(refused.contains("is not mapped directly to memory"), "{mode:o}: {refused}");
-        assert_eq!(std::fs::read(&path).unwrap(), b"something", "{mode:o}");
+        assert!(std::fs::read(&path).unwrap() == b"something", "{mode:o}: it was changed");
     }
     std::fs::remove_file(&path).unwrap();
 }
