@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A switch that answers every command correctly and at the last moment. Each wait has its limit, and there are
-//! hundreds: without a limit on all of them, it would hold the fabric manager's rounds, in which the others wait for it.
+//! hundreds: without a limit on all of them, it would hold the fabric manager's rounds, in which others wait for it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
