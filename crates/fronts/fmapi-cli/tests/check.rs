@@ -237,6 +237,9 @@ fn every_way_of_being_wrong_is_found_by_its_case() {
     assert_eq!(left, of_dialects);
 }
 
+/// Changes the answer to a request.
+type Spoils = Box<dyn FnMut(&Message, &mut Message) + Send>;
+
 /// Peers that spoil some answers at random.
 const HISTORIES: u64 = 2000;
 
@@ -265,7 +268,7 @@ const SPOILS: [Spoil; 9] = [
 #[test]
 fn every_case_is_judged_once_whatever_a_peer_answers() {
     let opcodes: Vec<Opcode> = (0..=u16::MAX).map(Opcode).filter(|opcode| opcode.name().is_some()).collect();
-    let judge = |name: String, mut spoil: Box<dyn FnMut(&Message, &mut Message) + Send>| {
+    let judge = |name: String, mut spoil: Spoils| {
         let client = peers::switch(&Dialect::STANDARD, move |asked, answer| {
             // A peer that does not answer Identify at first is not judged at all.
             if asked.header.tag != 1 {
