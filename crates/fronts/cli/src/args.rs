@@ -102,7 +102,8 @@ pub fn parse() -> Result<Command, Failure> {
             process::exit(0)
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::new(ExitCode::Usage, "no command was given", "see 'aquifer --help'"))
+            let remedy = format!("see 'aquifer{} --help'", command_among(std::env::args_os().skip(1)));
+            Err(Failure::new(ExitCode::Usage, "no command was given", remedy))
         }
         Err(error) => Err(complaints(error, std::env::args_os().collect())),
     }

@@ -142,6 +142,9 @@ fn no_command_is_a_usage_error() {
     let output = aquifer().output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(stderr(&output), "aquifer: no command was given; see 'aquifer --help'\n");
+    let output = aquifer().arg("tiering").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stderr(&output), "aquifer: no command was given; see 'aquifer tiering --help'\n");
 }
 
 #[test]

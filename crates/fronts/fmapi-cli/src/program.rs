@@ -5,11 +5,11 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use aquifer_fmapi::{BindVppb, Dialect, UnbindOption, UnbindVppb};
+use aquifer_fmapi::{BindVppb, Dialect, ReturnCode, UnbindOption, UnbindVppb};
 use aquifer_fmapi_args::{At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
 use aquifer_fmapi_client::{
     Client, Describer, Direction, Hop, Limits, PcapReader, PcapTrace, PeerAddress, SystemClock, TextTrace,
@@ -64,8 +64,8 @@ pub fn run(args: &FmapiArgs) -> Result<Outcome, Failure> {
         FmapiCommand::Identify(at) => shown(&at.peer, |client| show::identify(client, &path(at))),
         FmapiCommand::Ports(peer) => shown(peer, show::ports),
         FmapiCommand::Vcs(peer) => shown(peer, show::virtual_switches),
-        FmapiCommand::Lds(at) => shown(&at.peer, |client| show::logical_devices(client, &path(at))),
-        FmapiCommand::Capacity(at) => shown(&at.peer, |client| show::capacity(client, &path(at), at.host)),
+        FmapiCommand::Lds(at) => of_device(at, |client| show::logical_devices(client, &path(at))),
+        FmapiCommand::Capacity(at) => of_device(at, |client| show::capacity(client, &path(at), at.host)),
         FmapiCommand::Events(Log { at, clear }) => shown(&at.peer, |client| show::events(client, &path(at), *clear)),
         FmapiCommand::Bind(args) => bind(args),
         FmapiCommand::Unbind(args) => unbind(args),
@@ -137,9 +137,43 @@ fn shown(
     args: &Peer,
     act: impl FnOnce(&mut Client) -> Result<Shown, aquifer_fmapi_client::Failure>,
 ) -> Result<Outcome, Failure> {
-    let shown = recognised(args, act)?;
-    let output = if args.format.json { format!("{}\n", shown.json) } else { shown.text };
-    Ok(Outcome { output, code: 0 })
+    Ok(printed(args, recognised(args, act)?))
+}
+
+/// Why a command for a device has failed, with its remedy.
+struct OfDevice(String);
+
+impl fmt::Display for OfDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<aquifer_fmapi_client::Failure> for OfDevice {
+    fn from(failure: aquifer_fmapi_client::Failure) -> Self {
+        Self(failure.to_string())
+    }
+}
+
+/// As [`shown`], for a command that a switch itself does not support. An endpoint can be a device, without a port.
+fn of_device(
+    at: &At,
+    act: impl FnOnce(&mut Client) -> Result<Shown, aquifer_fmapi_client::Failure>,
+) -> Result<Outcome, Failure> {
+    let shown = recognised(&at.peer, |client| {
+        act(client).map_err(|failure| match failure.return_code() {
+            Some(ReturnCode::UNSUPPORTED) if at.port.is_none() => OfDevice(format!(
+                "{} at {}: {}; name the port of a device with --port, as 'aquifer fmapi ports' lists them",
+                failure.opcode, failure.peer, failure.cause
+            )),
+            _ => failure.into(),
+        })
+    })?;
+    Ok(printed(&at.peer, shown))
+}
+
+fn printed(args: &Peer, shown: Shown) -> Outcome {
+    Outcome { output: if args.format.json { format!("{}\n", shown.json) } else { shown.text }, code: 0 }
 }
 
 fn run_bench(args: &Bench) -> Result<Outcome, Failure> {
@@ -150,9 +184,13 @@ fn run_bench(args: &Bench) -> Result<Outcome, Failure> {
 }
 
 fn run_check(args: &Check) -> Result<Outcome, Failure> {
+    // Before the check, which may take minutes, and would be lost.
+    let page =
+        args.html.as_ref().map(|file| Ok((file, File::create(file).map_err(|error| cannot_write(file, &error))?)));
+    let page = page.transpose()?;
     let report = with_client(&args.peer, |client, dialect| check(client, args.change, dialect))?;
-    if let Some(file) = &args.html {
-        std::fs::write(file, crate::page(&report)).map_err(|error| cannot_write(file, &error))?;
+    if let Some((file, mut open)) = page {
+        open.write_all(crate::page(&report).as_bytes()).map_err(|error| cannot_write(file, &error))?;
     }
     let output = match args.peer.format.json {
         true => format!("{}\n", report::json(&report)),
@@ -166,7 +204,8 @@ fn bind(args: &Bind) -> Result<Outcome, Failure> {
     let Bind { vcs, vppb, port, .. } = *args;
     let bind = BindVppb { vcs_id: vcs, vppb_id: vppb, port_id: port, ld_id: args.ld.unwrap_or(BindVppb::NO_LD) };
     recognised(&args.peer, |client| client.bind(&bind))?;
-    let text = format!("vPPB {vppb} of virtual switch {vcs} is bound to port {port}\n");
+    let ld = args.ld.map_or(String::new(), |ld| format!(", logical device {ld}"));
+    let text = format!("vPPB {vppb} of virtual switch {vcs} is bound to port {port}{ld}\n");
     let json = json!({ "bound": { "vcs_id": vcs, "vppb_id": vppb, "port_id": port, "ld_id": args.ld } });
     Ok(Outcome { output: if args.peer.format.json { format!("{json}\n") } else { text }, code: 0 })
 }

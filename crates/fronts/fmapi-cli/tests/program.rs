@@ -95,7 +95,7 @@ fn a_switch_is_shown_and_changed() {
     assert!(prints(&["ports", &peer]).lines().nth(2).unwrap().contains("type3-mld"));
     assert_eq!(json(&["ports", &peer])["ports"][1]["supported_lds"], 16);
     let bind = ["bind", &peer, "--vcs", "0", "--vppb", "2", "--port", "1", "--ld", "3"];
-    assert_eq!(prints(&bind), "vPPB 2 of virtual switch 0 is bound to port 1\n");
+    assert_eq!(prints(&bind), "vPPB 2 of virtual switch 0 is bound to port 1, logical device 3\n");
     assert!(prints(&["vcs", &peer]).contains("  vPPB 2: ld, port 1, logical device 3\n"));
     assert_eq!(json(&["vcs", &peer])["virtual_switches"][0]["vppbs"][2]["ld_id"], 3);
     let output = program(&bind);
@@ -215,7 +215,10 @@ fn bad_input_names_its_cause_and_its_remedy() {
         (&["ports", "unix:/nowhere/s"], 1, "cannot open unix:/nowhere/s: No such file"),
         (&["ports", "mailbox:/dev/null"], 1, "cannot open mailbox:/dev/null: Invalid argument"),
         (&["identify", &peer, "--port", "99"], 1, "Identify (0001h) at unix:"),
-        (&["lds", &peer], 1, "refused with Unsupported (0003h); leave the command out"),
+        (&["lds", &peer], 1, "refused with Unsupported (0003h); name the port of a device with --port"),
+        (&["capacity", &peer], 1, "refused with Unsupported (0003h); name the port of a device with --port"),
+        (&["lds", &peer, "--port", "0"], 1, "refused with Unsupported (0003h); leave the command out"),
+        (&["check", &peer, "--html", "/nowhere/r.html"], 1, "/nowhere/r.html: No such file"),
         (&["decode", "/nowhere/t.pcap"], 1, "name a file of --trace"),
         (&["decode", trace.to_str().unwrap()], 1, "this is not a trace of the FM API: magic"),
         (&["ports", &peer, "--trace", missing.to_str().unwrap()], 1, "name a file that can be written"),

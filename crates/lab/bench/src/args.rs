@@ -70,11 +70,16 @@ impl Settings {
         args.workload.retain(|name| name != memory::NAME);
         let is_memory_alone = memory && args.workload.is_empty();
         let memory_contenders = if memory && !args.contender.is_empty() {
-            let named = contenders_named(&args.contender)?;
-            named
-                .into_iter()
-                .filter(|contender| contender.is_ours() && !contender.borrows() && contender.tier("", 0).is_some())
-                .collect()
+            let is_place =
+                |contender: &Contender| contender.is_ours() && !contender.borrows() && contender.tier("", 0).is_some();
+            let (places, others): (Vec<Contender>, Vec<Contender>) =
+                contenders_named(&args.contender)?.into_iter().partition(is_place);
+            if let Some(other) = others.first().filter(|_| is_memory_alone) {
+                let cause = format!("--contender {other}: the workload memory compares nodes and tiers");
+                let remedy = format!("leave it out, or name {}", memory::TIERS);
+                return Err(BenchFailure::usage(cause, remedy));
+            }
+            places
         } else {
             Vec::new()
         };
@@ -281,6 +286,11 @@ mod tests {
         assert_eq!((beside.memory, beside.workloads.len()), (true, 1));
         assert_eq!(beside.memory_contenders, [Contender::AquiferDram]);
         assert!(!settings(&["--workload", "all"]).unwrap().memory);
+        for name in ["numactl:1", "swap-disk", "dram"] {
+            let refused = settings(&["--workload", "memory", "--contender", &format!("aquifer-dram,{name}")]);
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(name) && refused.contains("leave it out"), "{refused}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::table::short;
 
 /// The name after `--workload`.
 pub const NAME: &str = "memory";
+/// The contenders whose tiers are places.
+pub const TIERS: &str = "aquifer-dram, aquifer-flash, aquifer-compressed, aquifer-node:N or aquifer-emulated:PROFILE";
 /// The program.
 pub const PROGRAM: &str = "memory_speed";
 /// The largest working set unless `--bytes` says otherwise: larger than the last-level cache of most processors.

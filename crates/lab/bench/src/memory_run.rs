@@ -124,7 +124,7 @@ impl MemoryBench<'_> {
                 };
                 let place = self.settings.dir.join(undo::name(self.token, "tier"));
                 let Some(tier) = named.tier(&place.display().to_string(), self.bytes() * 2) else {
-                    let remedy = "name aquifer-dram, aquifer-flash, aquifer-compressed, aquifer-node:N or aquifer-emulated:PROFILE";
+                    let remedy = format!("name {}", memory::TIERS);
                     return Err(BenchFailure::usage(format!("{contender} has no tier of this machine"), remedy));
                 };
                 let dram = (self.bytes() / 2).max(DRAM_MIN);
@@ -134,6 +134,18 @@ impl MemoryBench<'_> {
                 Ok(command)
             }
         }
+    }
+}
+
+/// Refuses a tier on a node that does not exist, before anything is measured.
+pub fn check_nodes(contenders: &[Contender], nodes: &[NodeFound]) -> Result<(), BenchFailure> {
+    let is_there = |node: &u32| nodes.iter().any(|found| found.number == *node && found.has_memory);
+    match contenders.iter().find(|contender| contender.node().is_some_and(|node| !is_there(&node))) {
+        Some(contender) => {
+            let cause = format!("--contender {contender}: there is no such NUMA node with memory");
+            Err(BenchFailure::usage(cause, "`aquifer tiering status` lists them"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -162,6 +174,19 @@ pub fn nodes() -> Vec<NodeFound> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It was measured with everything else, and failed at each measure.
+    #[test]
+    fn a_tier_on_a_node_that_does_not_exist_is_refused_at_once() {
+        let node = |number, has_memory| NodeFound { number, cpu_list: String::new(), has_memory };
+        let found = [node(0, true), node(1, true), node(2, false)];
+        let check = |name: &str| check_nodes(&["aquifer-dram", name].map(|it| it.parse().unwrap()), &found);
+        check("aquifer-node:1").unwrap();
+        for name in ["aquifer-node:2", "aquifer-node:7"] {
+            let refused = check(name).unwrap_err().to_string();
+            assert!(refused.contains(name) && refused.contains("tiering status"), "{refused}");
+        }
+    }
 
     #[test]
     fn this_machine_has_a_node_with_cpus_and_memory() {

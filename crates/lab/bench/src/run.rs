@@ -20,7 +20,7 @@ use crate::library::{far_accesses, program_path};
 use crate::machine::Machine;
 use crate::measure::Bench;
 use crate::memory;
-use crate::memory_run::MemoryBench;
+use crate::memory_run::{self, MemoryBench};
 use crate::overhead::{self, CASES, OverheadRun};
 use crate::overhead_run::OverheadBench;
 use crate::plan::{self, Plan, Step};
@@ -65,6 +65,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
             ));
         }
     }
+    memory_run::check_nodes(&settings.memory_contenders, &memory_run::nodes())?;
     if let Some(warning) = order::warning(settings.rounds, settings.against.is_some()) {
         eprintln!("aquifer bench: {warning}");
     }

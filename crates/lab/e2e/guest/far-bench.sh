@@ -6,6 +6,10 @@
 #
 # Sourced by far-nodes.sh, whose functions it uses.
 
+# In seconds of the guest's clock. A bench is hundreds of runs, each some seconds long on an idle machine: on a busy one it
+# took more than eleven minutes.
+BENCH_MAX=7200
+
 # Runs the bench, and notes meanwhile where its program has its memory, the lines of numa_maps(5) that have a node, and how
 # large the memory files on nodes 1 and 2 are.
 bench() { # program, arguments of the bench
@@ -14,7 +18,7 @@ bench() { # program, arguments of the bench
     rm -f /tmp/bench-status
     : >/tmp/maps
     : >/tmp/files
-    { timeout -s KILL $COMMAND_MAX aquifer bench --rounds 1 --programs /workloads --dir /tmp/bench --json /tmp/bench.json \
+    { timeout -s KILL $BENCH_MAX aquifer bench --rounds 1 --programs /workloads --dir /tmp/bench --json /tmp/bench.json \
         "$@" >/tmp/bench.out 2>&1; echo $? >/tmp/bench-status; } &
     until [ -s /tmp/bench-status ]; do
         for node in /sys/devices/system/node/node[12]; do awk '/Shmem:/ { print $2, $4 }' $node/meminfo; done >>/tmp/files

@@ -26,6 +26,9 @@ pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_CXL_KERNEL";
 /// Names the parts to run; by default all but the slow ones.
 pub const PARTS_VARIABLE: &str = "AQUIFER_E2E_GUEST_PARTS";
 
+/// How much longer slow parts may take than the others.
+const SLOW_TIMES: u32 = 8;
+
 /// One CPU: on a busy machine, two wait for each other whenever a page is taken away. Node 1 has memory alone.
 const MACHINE_WORDS: [&str; 21] = [
     "-nodefaults",
@@ -198,7 +201,7 @@ pub fn is_asked(parts: &[&str]) -> bool {
 
 impl ScriptedGuest {
     /// Boots it, and prints its console. Panics, with the console, unless each of these parts passes and the guest ends
-    /// within the time limit. Those of them that are `slow` run only on request.
+    /// within the time limit. Those of them that are `slow` run only on request, and then the limit is a multiple.
     pub fn boot(mut self, parts: &[&str], slow: &[&str], limit: Duration) {
         let asked = std::env::var(PARTS_VARIABLE).ok();
         let (expected, words): (Vec<&str>, String) = match asked.as_deref() {
@@ -212,6 +215,7 @@ impl ScriptedGuest {
         if let Some(unknown) = expected.iter().find(|name| !parts.contains(name)) {
             panic!("{PARTS_VARIABLE}: there is no part '{unknown}' among {parts:?}");
         }
+        let limit = if expected.iter().any(|part| slow.contains(part)) { limit * SLOW_TIMES } else { limit };
         self.kernel_words.push_str(&words);
         self.qemu.arg("-append").arg(self.kernel_words);
         let ended = run(self.qemu, limit);

@@ -31,7 +31,7 @@ use aquifer_sys::safe_open::{self, Purpose};
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::transfer::{COPY_BYTES_MAX, check_buffer, check_range};
 use aquifer_tier::{Activity, OpenFailure, Tier, TierFailure, TierQueue};
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, CWD, FlockOperation, StatxAttributes, StatxFlags};
 
 mod failure;
 
@@ -62,6 +62,7 @@ impl Dax {
                 (open_own(path)?, Reach::Device, capacity_bytes)
             }
             Found::File { bytes } => {
+                check_direct(path)?;
                 let file = open_own(path)?;
                 let room_bytes = bytes.max(room_bytes(&file).map_err(|source| path_failure(path, source))?);
                 let wanted = size.or_else(|| (bytes > 0).then_some(ByteSize(bytes)));
@@ -160,6 +161,16 @@ fn capacity_bytes(size: Option<ByteSize>, room: u64, align: u64, path: &Path) ->
         return Err(local(DaxFailure::TooShort { path: path.to_owned(), wanted, room }));
     }
     Ok(wanted - wanted % align)
+}
+
+/// Refuses a file that is not mapped directly before anything of it is changed or asked for.
+fn check_direct(path: &Path) -> Result<(), OpenFailure> {
+    let (flags, mask) = (AtFlags::empty(), StatxFlags::empty());
+    let found = rustix::fs::statx(CWD, path, flags, mask).map_err(|errno| path_failure(path, errno.into()))?;
+    match found.stx_attributes.contains(StatxAttributes::DAX) {
+        true => Ok(()),
+        false => Err(local(DaxFailure::NotDirect { path: path.to_owned() })),
+    }
 }
 
 fn open_own(path: &Path) -> Result<File, OpenFailure> {

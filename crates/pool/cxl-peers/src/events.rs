@@ -4,6 +4,9 @@
 //! Reads the event logs of a switch and of its devices with dynamic capacity, clears the records that it has read, and
 //! turns them into notices for people, and into doubts: that the state of a device has changed since it was read, or
 //! that an LD has been used.
+//!
+//! Another manager reads and clears the same logs. So the newest records stay in a switch's log for the others, and the
+//! last one that this manager has read serves as its bookmark: if the bookmark has gone, records may have gone unread.
 
 use std::fmt;
 
@@ -23,6 +26,9 @@ use crate::step_failure::{is_busy, is_unsupported};
 const ANSWERS_MAX: usize = 16;
 /// Maximum number of records that one command clears: a byte counts them.
 const HANDLES_MAX: usize = 255;
+/// How many of the newest records stay in a switch's log: more than a switch writes between two rounds of another
+/// manager.
+const KEPT: usize = 32;
 const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
 
 /// How serious a notice is.
@@ -65,6 +71,8 @@ pub(crate) struct Said {
 pub(crate) struct Events {
     /// `true` once the switch has said that it has no logs.
     is_unsupported: bool,
+    /// The last record that was read of each log.
+    marks: [Option<EventRecord>; SWITCH_LOGS.len()],
 }
 
 impl Events {
@@ -76,11 +84,11 @@ impl Events {
         switch: &SwitchId,
         said: &mut Said,
     ) -> Result<(), Failure> {
-        for log in SWITCH_LOGS {
+        for (log, mark) in SWITCH_LOGS.into_iter().zip(&mut self.marks) {
             if self.is_unsupported {
                 break;
             }
-            match read_log(client, clock, &[], log, &mut |seen| match seen {
+            match read_log(client, clock, &[], log, Some(mark), &mut |seen| match seen {
                 Seen::Record(record) => note(switch, None, record, said),
                 Seen::Loss => said.has_lost = true,
             }) {
@@ -103,7 +111,7 @@ impl Events {
         let devices = inventory.devices.iter().filter(|(_, device)| device.is_reachable && device.capacity.is_some());
         for (name, device) in devices {
             let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
-            match read_log(client, clock, &path, log, &mut |seen| match seen {
+            match read_log(client, clock, &path, log, None, &mut |seen| match seen {
                 Seen::Record(record) => note(switch, Some(name), record, said),
                 // Capacity is read in each round, whatever the records say.
                 Seen::Loss => {}
@@ -126,25 +134,40 @@ enum Seen<'a> {
 }
 
 /// Reads a log, and clears the records that were read. Each record is noted before it is cleared: the answer to that
-/// may be lost.
+/// may be lost. With a mark, the newest records stay.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,
     path: &[Hop],
     log: EventLog,
+    mark: Option<&mut Option<EventRecord>>,
     see: &mut dyn FnMut(Seen<'_>),
 ) -> Result<(), Failure> {
-    let mut has_lost = false;
+    let (mut has_lost, mut unmarked) = (false, None);
+    let kept = if mark.is_some() { KEPT } else { 0 };
+    let mark = mark.unwrap_or(&mut unmarked);
     for _ in 0..ANSWERS_MAX {
         let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
-        if answer.has_overflowed() {
-            has_lost = true;
+        has_lost |= answer.has_overflowed();
+        let has_more = answer.has_more();
+        answer.records.truncate(HANDLES_MAX);
+        let known = mark.and_then(|mark| answer.records.iter().position(|record| *record == mark));
+        if answer.has_overflowed() || (mark.is_some() && known.is_none()) {
             see(Seen::Loss);
         }
-        let is_last = !answer.has_more();
-        answer.records.truncate(HANDLES_MAX);
-        let handles: Vec<u16> = answer.records.iter().map(|record| record.handle).collect();
-        answer.records.iter().for_each(|record| see(Seen::Record(record)));
+        answer.records.iter().skip(known.map_or(0, |at| at + 1)).for_each(|record| see(Seen::Record(record)));
+        *mark = answer.records.last().copied();
+        // The oldest ones. Of a log that was read in part, only the last one stays, so that the rest can be read.
+        let count = answer.records.len();
+        let stay = match (has_lost, has_more) {
+            (true, _) => 0,
+            (false, true) => usize::from(count > 1 && kept > 0),
+            (false, false) => kept,
+        };
+        let handles: Vec<u16> = answer.records[..count.saturating_sub(stay)].iter().map(|it| it.handle).collect();
+        if handles.len() == count {
+            *mark = None;
+        }
         if handles.is_empty() {
             break;
         }
@@ -152,7 +175,7 @@ fn read_log(
         let clear = ClearEventRecords { log, flags: 0, handles };
         match patiently(client, clock, is_busy, |client| client.run(path, &clear)) {
             Err(failure) if failure.return_code().is_none() => return Err(failure),
-            _ if is_last => break,
+            _ if !has_more => break,
             _ => {}
         }
     }

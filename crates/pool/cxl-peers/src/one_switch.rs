@@ -35,6 +35,9 @@ const FRESH_AFTER: Duration = Duration::from_secs(60);
 /// A background operation of another manager is aborted after this many times the limit of one: a manager that is alive
 /// aborts its own before.
 const STALLED_LIMITS: u32 = 2;
+/// How long reading a switch may take, which is some hundred commands: a switch that answers each at the last moment
+/// would hold a round for hours, and with it all other switches.
+const READ_TIME_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of notices that wait to be taken; further ones are dropped.
 const NOTICES_MAX: usize = 1024;
 
@@ -157,6 +160,9 @@ impl Peer {
             Some(client) => client,
             None => (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))?,
         };
+        // A step may also wait for a background operation.
+        let background = Duration::from_secs(self.config.background_seconds);
+        client.end_by(self.clock.now() + READ_TIME_MAX + background);
         let done = act(self, &mut client);
         // After an answer was lost, the next one comes over a new connection: a late answer reaches nobody.
         if !matches!(done, Err(NotDone::Lost(_))) {
@@ -182,6 +188,7 @@ impl Peer {
 
     fn read(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let clock = Arc::clone(&self.clock);
+        client.end_by(clock.now() + READ_TIME_MAX);
         self.read_events(client)?;
         let is_old = clock.now().saturating_sub(self.read_at) >= FRESH_AFTER;
         let is_fresh = self.is_doubtful || is_old || !self.is_answering;

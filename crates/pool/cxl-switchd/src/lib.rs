@@ -4,15 +4,16 @@
 //! A CXL switch in software, as a program: the FM API over TCP and Unix sockets, and a control socket to inject
 //! failures.
 //!
-//! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: one for each
-//! connection, and one that advances the switch's time. `server.rs` has the threads, `control.rs` the commands of the
-//! control socket, `args.rs` the command line.
+//! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: two for each
+//! connection, and one that advances the switch's time. `server.rs` has the threads, `peer.rs` the connections,
+//! `control.rs` the commands of the control socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod control;
 mod listen;
+mod peer;
 mod server;
 
 pub use args::{Args, Failure, run};

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use crate::args::{Args, Failure};
 use crate::control;
-use crate::server::{Server, Stream};
+use crate::peer::Stream;
+use crate::server::Server;
 
 /// How long a listener waits after it could not accept, so that it does not spin when descriptors have run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -43,8 +44,16 @@ pub fn serve(server: &Arc<Server>, args: &Args) -> Result<(), Failure> {
         let listener = TcpListener::bind(&args.listen).map_err(refuse)?;
         println!("listening on {}", listener.local_addr().map_err(refuse)?);
         let server = Arc::clone(server);
-        listeners
-            .push(spawn("tcp", move || accept(|| listener.accept().map(|(it, _)| it), |it| managed(&server, it)))?);
+        listeners.push(spawn("tcp", move || {
+            accept(
+                || listener.accept().map(|(it, _)| it),
+                |it| {
+                    // Without it, answers are only later.
+                    let _ = it.set_nodelay(true);
+                    managed(&server, it);
+                },
+            );
+        })?);
     }
     let server = Arc::clone(server);
     listeners.push(spawn("time", move || server.let_time_pass())?);

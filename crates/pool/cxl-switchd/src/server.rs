@@ -3,27 +3,24 @@
 
 //! Carries messages between managers and the switch, lets time pass, and acts for the hosts.
 //!
-//! Threads: one reads each connection, one lets time pass. The switch is behind one lock, `state`; it is never held
-//! while bytes are written. A connection's writer has its own lock, and a limit on how long it waits for its peer.
+//! Threads: one reads each connection, one writes to it (`peer.rs`), and one lets time pass. The switch is behind one
+//! lock, `state`, and no thread waits for a peer while it holds it. Only the thread that reads a connection waits for
+//! that peer to read: the others leave what they have for it in its outbox.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::{Connection, Effect, HostAction, Injection, Outcome, Switch};
-use aquifer_fmapi::{
-    Assembler, Category, Dialect, Header, MessageType, PACKET_BYTES, Payload, Reader, Received, packets,
-};
+use aquifer_fmapi::{Assembler, Category, Dialect, Header, MessageType, Payload, Reader, Received};
 use clap::ValueEnum;
 
 use crate::args::Failure;
 use crate::listen::spawn;
+use crate::peer::{Peer, Stream};
 
-/// How long a peer may take to read what is written to it; then its connection ends.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this time, a connection without a message gives its place to the next one, if there is no other place.
+const SILENT_MAX: Duration = Duration::from_secs(5);
 /// Answers that may wait until they are due. Further ones are sent at once.
 const LATE_MAX: usize = 256;
 /// The longest sleep of the thread that lets time pass.
@@ -42,56 +39,6 @@ pub enum Hosts {
     Wait,
 }
 
-/// A stream of packets in both directions.
-pub trait Stream: Read + Write + Send + 'static {
-    /// The same stream, to write to.
-    fn twin(&self) -> io::Result<Box<dyn Stream>>;
-    /// Ends it in both directions.
-    fn end(&self);
-}
-
-impl Stream for TcpStream {
-    fn twin(&self) -> io::Result<Box<dyn Stream>> {
-        let twin = self.try_clone()?;
-        twin.set_nodelay(true)?;
-        twin.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        Ok(Box::new(twin))
-    }
-
-    fn end(&self) {
-        let _ = self.shutdown(Shutdown::Both);
-    }
-}
-
-impl Stream for UnixStream {
-    fn twin(&self) -> io::Result<Box<dyn Stream>> {
-        let twin = self.try_clone()?;
-        twin.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        Ok(Box::new(twin))
-    }
-
-    fn end(&self) {
-        let _ = self.shutdown(Shutdown::Both);
-    }
-}
-
-/// A manager that is connected.
-struct Peer {
-    writer: Mutex<(Box<dyn Stream>, u8)>,
-}
-
-impl Peer {
-    /// Writes a message; a peer that does not read it is cut off.
-    fn send(&self, message: &Received) {
-        let mut writer = lock(&self.writer);
-        let (stream, sequence) = &mut *writer;
-        let bytes = packets(message, sequence);
-        if stream.write_all(&bytes).is_err() {
-            stream.end();
-        }
-    }
-}
-
 /// A message to a connection, to be sent when it is due.
 struct Late {
     due_ns: u64,
@@ -104,6 +51,21 @@ struct State {
     peers: BTreeMap<u32, Arc<Peer>>,
     late: Vec<Late>,
     last_id: u32,
+    /// Whether the last connection was turned away, which is reported once.
+    is_full: bool,
+}
+
+impl State {
+    /// Makes room for a connection. Fails if there is none, and none of the others has been silent for long.
+    fn make_room(&mut self, connections_max: usize) -> Result<(), usize> {
+        let silent = |peer: &Peer| peer.silent_for().filter(|silent| *silent >= SILENT_MAX);
+        if self.peers.len() >= connections_max {
+            let longest = self.peers.iter().filter_map(|(id, peer)| Some((silent(peer)?, *id))).max();
+            let (_, id) = longest.ok_or(self.peers.len())?;
+            self.peers.remove(&id).inspect(|peer| peer.end());
+        }
+        Ok(())
+    }
 }
 
 /// The server: carries messages between managers and the switch, and acts for the hosts.
@@ -133,7 +95,7 @@ impl Server {
         is_traced: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State { switch, peers: BTreeMap::new(), late: Vec::new(), last_id: 0 }),
+            state: Mutex::new(State { switch, peers: BTreeMap::new(), late: Vec::new(), last_id: 0, is_full: false }),
             changed: Condvar::new(),
             started: Instant::now(),
             dialect,
@@ -147,44 +109,47 @@ impl Server {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Serves a connection on its own thread, if there is room for it.
+    /// Serves a connection on its own threads, if there is room for it. Of several connections in a row that are turned
+    /// away, only the first one is a failure, so that nobody fills the log.
     pub fn admit(self: Arc<Self>, stream: Box<dyn Stream>) -> Result<(), Failure> {
-        let refuse = |error: io::Error| Failure::new(format!("a connection has failed: {error}"), "connect again");
-        let writer = Mutex::new((stream.twin().map_err(refuse)?, 0));
+        let (peer, outbox) = Peer::new(stream);
         let id = {
             let mut state = lock(&self.state);
-            let connected = state.peers.len();
-            if connected >= self.connections_max {
-                stream.end();
+            let room = state.make_room(self.connections_max);
+            let was_full = std::mem::replace(&mut state.is_full, room.is_err());
+            if let Err(connected) = room {
+                peer.end();
                 let cause = format!("a connection was turned away: {connected} are there");
-                return Err(Failure::new(cause, "disconnect one, or raise --connections"));
+                let failure = Failure::new(cause, "disconnect one, or raise --connections");
+                return if was_full { Ok(()) } else { Err(failure) };
             }
             state.last_id = state.last_id.wrapping_add(1);
             let id = state.last_id;
-            state.peers.insert(id, Arc::new(Peer { writer }));
+            state.peers.insert(id, Arc::clone(&peer));
             id
         };
         let server = Arc::clone(&self);
-        let started = spawn("manager", move || {
-            server.read(id, stream);
+        let reads = move || {
+            server.read(id, &peer);
+            peer.end();
             lock(&server.state).peers.remove(&id);
-        });
+        };
+        let started = spawn("writer", move || outbox.write()).and_then(|_| spawn("manager", reads));
         if started.is_err() {
-            lock(&self.state).peers.remove(&id);
+            lock(&self.state).peers.remove(&id).inspect(|peer| peer.end());
         }
         started.map(drop)
     }
 
     /// Reads packets until the peer is gone.
-    fn read(&self, id: u32, mut stream: Box<dyn Stream>) {
+    fn read(&self, id: u32, peer: &Peer) {
         let mut assembler = Assembler::new(self.dialect);
-        let mut packet = [0; PACKET_BYTES];
-        while stream.read_exact(&mut packet).is_ok() {
+        while let Some(packet) = peer.read_packet() {
             if let Some(message) = assembler.take(&packet).filter(|message| message.is_owner) {
+                peer.note_message();
                 self.answer(id, &message);
             }
         }
-        stream.end();
     }
 
     fn answer(&self, id: u32, message: &Received) {
@@ -195,7 +160,7 @@ impl Server {
             return self.say("an FM API command came as MCTP type 8; send it as type 7");
         }
         let connection = Connection { id, ingress_port_id: 0, dialect: self.dialect };
-        self.step(Some(message), |switch, now_ns| switch.receive(now_ns, &connection, &message.bytes));
+        self.step(Some((id, message)), |switch, now_ns| switch.receive(now_ns, &connection, &message.bytes));
     }
 
     /// Injects a failure.
@@ -215,7 +180,9 @@ impl Server {
     }
 
     /// Takes one step of the switch, and does all that follows from it.
-    fn step(&self, request: Option<&Received>, step: impl FnOnce(&mut Switch, u64) -> Outcome) {
+    ///
+    /// With a request, the caller is the thread that reads its connection.
+    fn step(&self, request: Option<(u32, &Received)>, step: impl FnOnce(&mut Switch, u64) -> Outcome) {
         let now_ns = self.now_ns();
         let mut state = lock(&self.state);
         let mut outcome = step(&mut state.switch, now_ns);
@@ -225,17 +192,21 @@ impl Server {
         }
         let mut due = Vec::new();
         for reply in &outcome.replies {
-            let message = self.address(request, &reply.bytes);
+            let message = self.address(request.map(|(_, request)| request), &reply.bytes);
             let late = Late { due_ns: reply.due_ns, connection: reply.connection, message };
             if reply.due_ns > now_ns && state.late.len() < LATE_MAX {
                 state.late.push(late);
             } else if let Some(peer) = state.peers.get(&reply.connection) {
-                due.push((Arc::clone(peer), late.message));
+                due.push((reply.connection, Arc::clone(peer), late.message));
             }
         }
         drop(state);
         self.changed.notify_one();
-        due.iter().for_each(|(peer, message)| peer.send(message));
+        let own = request.map(|(id, _)| id);
+        // Those to others first, because its own may have to wait.
+        let (own, others): (Vec<_>, Vec<_>) = due.into_iter().partition(|(id, ..)| Some(*id) == own);
+        others.into_iter().for_each(|(_, peer, message)| peer.send(message));
+        own.into_iter().for_each(|(_, peer, message)| peer.answer(message));
     }
 
     /// Addresses a message: an answer goes back the way its request came; a notification is a request of the switch's
@@ -336,7 +307,7 @@ impl Server {
                 due.into_iter().map(|late| (state.peers.get(&late.connection).cloned(), late.message)).collect()
             };
             for (peer, message) in peers {
-                peer.inspect(|peer| peer.send(&message));
+                peer.inspect(|peer| peer.send(message));
             }
             self.step(None, Switch::advance);
             let state = lock(&self.state);

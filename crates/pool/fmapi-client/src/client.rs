@@ -40,6 +40,8 @@ pub struct Client {
     pub(crate) unfinished: Option<Opcode>,
     /// No command is sent before this time.
     free_at: Duration,
+    /// And none after this one.
+    pub(crate) end_at: Option<Duration>,
     traces: Vec<Box<dyn Trace>>,
 }
 
@@ -55,6 +57,7 @@ impl Client {
             last_tag: 0,
             unfinished: None,
             free_at: Duration::ZERO,
+            end_at: None,
             traces: Vec::new(),
         }
     }
@@ -67,6 +70,11 @@ impl Client {
     /// Uses this dialect from now on.
     pub fn speak(&mut self, dialect: &'static Dialect) {
         self.dialect = dialect;
+    }
+
+    /// Sends no command from this time of its clock on, so that a task of many commands has a limit, too.
+    pub fn end_by(&mut self, end_at: Duration) {
+        self.end_at = Some(end_at);
     }
 
     /// The bounds of its waits.

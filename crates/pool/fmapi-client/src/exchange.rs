@@ -69,6 +69,9 @@ impl Client {
             return Err(self.failure(opcode, cause, Effect::NotCarriedOut));
         }
         self.keep_gap();
+        if self.end_at.is_some_and(|end_at| self.clock.now() >= end_at) {
+            return Err(self.failure(opcode, Cause::TooSlow, Effect::NotCarriedOut));
+        }
         self.traced(Direction::Sent, opcode, &bytes);
         let sent = self.transport.send(&bytes, self.dialect, self.limits.answer);
         sent.map_err(|failure| self.failure(opcode, Cause::Transport(failure), effect))?;

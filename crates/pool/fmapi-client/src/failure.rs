@@ -95,6 +95,8 @@ pub enum Cause {
         /// Maximum number of bytes.
         bytes_max: usize,
     },
+    /// The commands before it have taken so long that it was not sent.
+    TooSlow,
     /// The transport failed.
     Transport(TransportFailure),
 }
@@ -110,7 +112,11 @@ impl Failure {
 
     /// True if nothing further can be sent by the same client.
     pub fn is_fatal(&self) -> bool {
-        matches!(&self.cause, Cause::Transport(failure) if !matches!(failure, TransportFailure::TimedOut))
+        match &self.cause {
+            Cause::TooSlow => true,
+            Cause::Transport(failure) => !matches!(failure, TransportFailure::TimedOut),
+            _ => false,
+        }
     }
 
     /// True if the answer was lost, so that a command that only reads is resent.
@@ -137,6 +143,7 @@ impl Failure {
             Cause::NoAnswer { .. } => "check that the peer runs, or allow more time with --wait".into(),
             Cause::NotConfirmed { .. } => "let one manager at a time change this switch, then send it again".into(),
             Cause::TooLong { bytes_max, .. } => format!("ask for less at a time; {bytes_max} bytes fit"),
+            Cause::TooSlow => "check the peer and the network, or whether others keep it busy".into(),
             Cause::Transport(failure) => failure.remedy().to_owned(),
         };
         match self.effect {
@@ -194,6 +201,7 @@ impl fmt::Display for Cause {
             Self::NotConfirmed { found } => write!(f, "the peer reports success, but {found}"),
             Self::Refused(code) => write!(f, "refused with {code}"),
             Self::TooLong { bytes, bytes_max } => write!(f, "the request has {bytes} bytes, more than {bytes_max}"),
+            Self::TooSlow => f.write_str("it was not sent, because the answers before it took too long"),
             Self::Transport(failure) => write!(f, "{failure}"),
         }
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_fmapi::{Dialect, HEADER_BYTES, MessageType, Opcode};
 
-use crate::packet_stream::{Stream, failure};
+use crate::packet_stream::{Stream, failure, write_within};
 use crate::transport::{Transport, TransportFailure};
 
 /// The port at which OpenCIS's switch expects its fabric manager.
@@ -121,12 +121,7 @@ impl<S: Stream> Transport for OpenCis<S> {
         let mut frame = (bytes << 4 | CCI).to_le_bytes().to_vec();
         frame.extend([0, REQUEST]);
         frame.extend_from_slice(message);
-        let sent = self.stream.limit_write(wait).and_then(|()| self.stream.write_all(&frame));
-        sent.map_err(|error| {
-            // A part of the frame may have been sent.
-            self.is_broken = true;
-            failure("sending", error)
-        })
+        write_within(&mut self.stream, &frame, wait, &mut self.is_broken)
     }
 
     fn receive(&mut self, _: &'static Dialect, wait: Duration) -> Result<Vec<u8>, TransportFailure> {
@@ -156,11 +151,14 @@ mod tests {
 
     use super::*;
 
-    /// A switch that sends these bytes in pieces and then closes the connection.
+    /// A switch that sends these bytes in pieces and then closes the connection, and that takes one byte at a time.
     struct Sends {
         bytes: Vec<u8>,
         at_once: usize,
     }
+
+    /// How long it takes for a byte.
+    const BYTE_TIME: Duration = Duration::from_millis(2);
 
     impl Read for Sends {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -173,7 +171,8 @@ mod tests {
 
     impl Write for Sends {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            Ok(bytes.len())
+            std::thread::sleep(BYTE_TIME);
+            Ok(bytes.len().min(1))
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -217,6 +216,15 @@ mod tests {
         for at_once in [1, 2, 3, 7, 4000] {
             assert_eq!(received(&stream, at_once), [first.clone(), second.clone()], "{at_once}");
         }
+    }
+
+    /// The limit is on the whole message. It was on each write, of which there are as many as the switch likes.
+    #[test]
+    fn a_switch_that_takes_a_byte_at_a_time_is_not_waited_for() {
+        let mut transport = OpenCis::new("opencis:test".into(), Sends { bytes: Vec::new(), at_once: 1 });
+        let mut send = |bytes| transport.send(&vec![0; bytes], &Dialect::OPENCIS, BYTE_TIME * 20);
+        assert!(matches!(send(1000), Err(TransportFailure::TimedOut)));
+        assert!(matches!(send(1), Err(TransportFailure::Closed)), "it has a part of a message");
     }
 
     #[test]

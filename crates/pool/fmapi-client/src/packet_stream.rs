@@ -92,25 +92,7 @@ impl<S: Stream> Transport for PacketStream<S> {
         let sent =
             Received { kind, to: PEER_EID, from: OWN_EID, tag: self.tag, is_owner: true, bytes: message.to_vec() };
         let bytes = packets(&sent, &mut self.sequence);
-        let deadline = Instant::now() + wait;
-        let mut written = 0;
-        while written < bytes.len() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let result = match left {
-                Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-                left => self.stream.limit_write(left).and_then(|()| self.stream.write(&bytes[written..])),
-            };
-            match result {
-                Ok(0) => return Err(TransportFailure::Closed),
-                Ok(more) => written += more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    self.is_broken |= written > 0;
-                    return Err(failure("sending", error));
-                }
-            }
-        }
-        Ok(())
+        write_within(&mut self.stream, &bytes, wait, &mut self.is_broken)
     }
 
     fn receive(&mut self, dialect: &'static Dialect, wait: Duration) -> Result<Vec<u8>, TransportFailure> {
@@ -133,6 +115,33 @@ impl<S: Stream> Transport for PacketStream<S> {
             }
         }
     }
+}
+
+/// Writes all of it before the time is over. `is_broken` becomes true if only a part was written.
+pub(crate) fn write_within(
+    stream: &mut impl Stream,
+    bytes: &[u8],
+    wait: Duration,
+    is_broken: &mut bool,
+) -> Result<(), TransportFailure> {
+    let (deadline, mut written) = (Instant::now() + wait, 0);
+    while written < bytes.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let result = match left {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => stream.limit_write(left).and_then(|()| stream.write(&bytes[written..])),
+        };
+        match result {
+            Ok(0) => return Err(TransportFailure::Closed),
+            Ok(more) => written += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                *is_broken |= written > 0;
+                return Err(failure("sending", error));
+            }
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn failure(doing: &'static str, error: io::Error) -> TransportFailure {

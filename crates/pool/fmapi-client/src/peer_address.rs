@@ -153,27 +153,29 @@ impl PeerAddress {
                 let remedy = "name a file of --trace";
                 let file = File::open(path).map_err(|error| cannot(error, remedy))?;
                 let recorded = Recorded::read(self.to_string(), BufReader::new(file));
-                Ok(Box::new(recorded.map_err(|failure| cannot(io::Error::other(failure), remedy))?))
+                Ok(Box::new(recorded.map_err(|failure| self.explained(&failure))?))
             }
             Self::Tcp(address) => {
                 let connected = Tcp::connect(address, wait);
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
             }
             Self::Unix(path) => {
-                let connected = Unix::connect(path);
+                let connected = Unix::connect(path, wait);
                 Ok(Box::new(connected.map_err(|error| cannot(error, "check that the switch listens there"))?))
             }
             Self::Vfio(function) => {
                 let opened = VfioFunction::open(function);
-                let registers = opened.map_err(|failure| {
-                    // Its own message has a remedy.
-                    let text = failure.to_string();
-                    let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-                    OpenFailure { cause: format!("cannot open {self}: {why}"), remedy: remedy.into() }
-                })?;
+                let registers = opened.map_err(|failure| self.explained(&failure))?;
                 self.mailbox(Box::new(registers))
             }
         }
+    }
+
+    /// A failure whose own message has a remedy.
+    fn explained(&self, failure: &impl fmt::Display) -> OpenFailure {
+        let text = failure.to_string();
+        let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+        OpenFailure { cause: format!("cannot open {self}: {why}"), remedy: remedy.into() }
     }
 
     fn mailbox(&self, registers: Box<dyn Registers>) -> Result<Box<dyn Transport>, OpenFailure> {
@@ -228,6 +230,7 @@ mod tests {
             ("mailbox:/nowhere/at/all", "No such file", "resource0"),
             ("recorded:/nowhere/at/all", "No such file", "--trace"),
             ("recorded:/proc/self/exe", "not a trace of the FM API", "--trace"),
+            ("recorded:/dev/null", "cannot be read", "record it again"),
             ("opencis:192.0.2.1:1", "opencis:192.0.2.1:1", "an address of this machine"),
             ("vfio:ffff:ff:1f.7", "there is no PCI function", "lspci"),
             ("vfio:../../../../etc", "there is no PCI function", "lspci"),
@@ -235,7 +238,29 @@ mod tests {
         ] {
             let failure = peer.parse::<PeerAddress>().unwrap().open(Duration::from_secs(5)).err().unwrap();
             assert!(failure.cause.contains(cause) && failure.remedy.contains(remedy), "{failure}");
+            assert!(!failure.cause.contains(';'), "one remedy: {failure}");
         }
+    }
+
+    /// A fabric manager that asked a stopped switch again and again filled the queue of its socket, and then waited for
+    /// ever, with all other switches.
+    #[test]
+    fn a_socket_that_accepts_nobody_is_not_waited_for() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let path = std::env::temp_dir().join(format!("aq-{}-accepts-nobody", std::process::id()));
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let (peer, (done, outcome)) = (PeerAddress::Unix(path.clone()), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            // The queue has room for some.
+            let failures = (0..100).map(|_| peer.open(Duration::from_millis(100)).err().map(|it| it.to_string()));
+            let _ = done.send(failures.flatten().next());
+        });
+        let failure = outcome.recv_timeout(Duration::from_secs(60)).expect("the attempt ends").expect("it fails");
+        assert!(failure.contains("it accepts no connection; check that the switch"), "{failure}");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

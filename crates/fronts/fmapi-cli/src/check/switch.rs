@@ -16,6 +16,10 @@ const UNKNOWN: u8 = 0x77;
 /// The states of a link in which a device can be used.
 const WORKING: [LinkState; 4] = [LinkState::L0, LinkState::L0s, LinkState::L1, LinkState::Recovery];
 
+/// The cases that take the answer to Identify Switch Device.
+const OF_IDENTITY: [&str; 7] =
+    ["switch.counts", "ports", "ports.values", "ports.state", "ports.type", "ports.unknown", "ports.control"];
+
 impl Suite<'_> {
     /// A typed call. If it fails, the case departs, unless the command is not supported.
     pub(super) fn typed<T>(&mut self, id: &'static str, result: Result<T, Failure>) -> Result<Option<T>, Stop> {
@@ -35,16 +39,14 @@ impl Suite<'_> {
 
     pub(super) fn switch(&mut self) -> Step {
         let Some(payload) = self.ask("switch", &[], Opcode::IDENTIFY_SWITCH_DEVICE, &[])? else {
-            let ids = ["switch.counts", "ports", "ports.values", "ports.state", "ports.type", "ports.unknown"];
-            self.skip_all(&ids, "Identify Switch Device is not answered");
+            self.skip_all(&OF_IDENTITY, "Identify Switch Device is not answered");
             return Ok(());
         };
         self.judge("switch", length(&payload, IDENTITY_BYTES));
         let padded = payload.get(..IDENTITY_BYTES).unwrap_or(&payload);
         let identity = Reader::new(padded, self.dialect).read::<SwitchIdentity>();
         let Ok(switch) = identity else {
-            let ids = ["switch.counts", "ports", "ports.values", "ports.state", "ports.type", "ports.unknown"];
-            self.skip_all(&ids, "Identify Switch Device is too short");
+            self.skip_all(&OF_IDENTITY, "Identify Switch Device is too short");
             return Ok(());
         };
         self.judge("switch.counts", wrong_counts(&switch));

@@ -107,7 +107,7 @@ impl fmt::Display for DamonFailure {
             DamonFailure::Absent => write!(f, "{KDAMONDS} does not exist; it takes a kernel with CONFIG_DAMON_SYSFS"),
             DamonFailure::Busy { kdamonds } => write!(
                 f,
-                "DAMON already has {kdamonds} threads, set up by another program; end that, or write 0 to {KDAMONDS}/nr_kdamonds"
+                "DAMON is in use: another program has set {KDAMONDS}/nr_kdamonds to {kdamonds}; end that program, or write 0 there"
             ),
             DamonFailure::NoFarNode => {
                 f.write_str("no node has memory and no CPUs, so there is nowhere to move cold pages; bring one online")

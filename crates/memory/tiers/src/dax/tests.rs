@@ -69,6 +69,22 @@ fn a_capacity_is_whole_units_of_the_devices_alignment() {
     }
 }
 
+/// A file on another file system was made as long as the tier before it was refused. One that others can read, such as
+/// /etc/passwd, was refused with the advice to change that.
+#[test]
+fn a_file_that_is_not_mapped_directly_is_left_as_it_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("aq-{}-not-direct", std::process::id()));
+    for mode in [0o600, 0o644] {
+        std::fs::write(&path, "something").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let refused = Dax::open(&path, Some(ByteSize(4 << 20))).err().unwrap().to_string();
+        assert!(refused.contains("is not mapped directly to memory"), "{mode:o}: {refused}");
+        assert!(std::fs::read(&path).unwrap() == b"something", "{mode:o}: it was changed");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
 #[test]
 fn every_message_is_one_line_with_a_remedy() {
     let (path, name) = (|| PathBuf::from("/dev/dax0.0"), || "dax0.0".to_owned());

@@ -84,6 +84,27 @@ impl World {
             3 if self.random.one_in(3) => self.rival_steals(),
             _ => {}
         }
+        if self.random.one_in(2) {
+            self.rival_reads_the_logs();
+        }
+    }
+
+    /// Reads the switch's records and clears all but the newest one: ours may not have read them.
+    fn rival_reads_the_logs(&mut self) {
+        for log in (0..4).map(EventLog::of_bits) {
+            let Some(Response::GetEventRecords(mut read)) =
+                self.ask(&Request::GetEventRecords(GetEventRecords { log }))
+            else {
+                continue;
+            };
+            read.records.truncate(255);
+            // The hardest case that can be told: our bookmark has gone.
+            read.records.pop();
+            let handles: Vec<u16> = read.records.iter().map(|record| record.handle).collect();
+            if !handles.is_empty() {
+                self.ask(&Request::ClearEventRecords(ClearEventRecords { log, flags: 0, handles }));
+            }
+        }
     }
 
     /// Binds a free target at a vPPB of this virtual switch, and writes to it.
