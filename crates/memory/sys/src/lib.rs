@@ -30,6 +30,7 @@ pub mod own_descriptors;
 pub mod own_stack;
 pub mod pagemap;
 pub mod pagemap_scan;
+pub mod peer_credentials;
 pub mod probe;
 pub mod program_file;
 pub mod protection;

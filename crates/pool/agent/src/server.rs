@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_agent_wire::{Answer, Denial, encode};
+use aquifer_sys::peer_credentials::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 
 use crate::host::Shared;
 use crate::processes::Process;
@@ -115,14 +115,12 @@ impl Server {
     }
 
     fn admit(&self, stream: UnixStream, shared: &Arc<Shared>) {
-        let Ok(credentials) = socket_peercred(&stream) else { return };
-        let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
+        let Ok(PeerCredentials { pid, uid, gid }) = PeerCredentials::of(&stream) else { return };
         let max = shared.settings.programs_max;
         let Some(admitted) = Admitted::take(&self.served, uid, max) else {
             let _ = deny(&stream, Denial::Busy { programs: max });
             return;
         };
-        let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
         let (shared, peer) = (Arc::clone(shared), Peer { uid, gid, pid });
         let spawned = thread::Builder::new().name("agent-session".into()).stack_size(STACK_BYTES).spawn(move || {
             let _admitted = admitted;

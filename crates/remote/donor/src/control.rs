@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{DonorStatus, HEADER_BYTES, Header, Message, Refusal, STATUS_BYTES};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use crate::listener::Shared;
@@ -95,8 +95,8 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-    let peer = socket_peercred(&stream)?.uid;
-    if peer != geteuid() && !peer.is_root() {
+    let peer = PeerCredentials::of(&stream)?.uid;
+    if peer != geteuid().as_raw() && peer != 0 {
         return Err(ErrorKind::PermissionDenied.into());
     }
     let mut bytes = [0; HEADER_BYTES];

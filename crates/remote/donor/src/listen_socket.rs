@@ -17,6 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_wire::Refusal;
 
 use crate::channel::{self, Channel};
@@ -84,7 +85,7 @@ impl ListenSocket {
         match self {
             ListenSocket::Local(listener, _) => {
                 let (stream, _) = listener.accept()?;
-                let user = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+                let user = PeerCredentials::of(&stream)?.uid;
                 Ok(Accepted::Local(stream, user))
             }
             ListenSocket::Tcp(listener) => {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use aquifer_sys::own_descriptors::KeptFile;
+use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::safe_open;
 use aquifer_sys::shared_segment::SharedView;
@@ -183,10 +184,9 @@ impl Transport for SharedMemory {
 
 /// Shared memory is only for the same user and root.
 fn check_user(spec: &DonorSpec, anchor: &Link) -> Result<(), BorrowFailure> {
-    let own = rustix::process::geteuid();
-    let user = rustix::net::sockopt::socket_peercred(anchor.socket()).map(|peer| peer.uid);
-    match user {
-        Ok(user) if user == own || user.is_root() => Ok(()),
+    let own = rustix::process::geteuid().as_raw();
+    match PeerCredentials::of(anchor.socket()) {
+        Ok(peer) if peer.uid == own || peer.uid == 0 => Ok(()),
         _ => Err(BorrowFailure::OtherUser { address: spec.address.clone() }),
     }
 }

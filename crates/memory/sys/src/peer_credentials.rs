@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Who is at the other end of a Unix socket: SO_PEERCRED, unix(7).
+//!
+//! rustix has this call, too, but its result says that the process is never 0. The kernel reports 0 for a process that
+//! this one cannot name, since it is in another PID namespace, as programs in containers are.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The process that connected, or that listened; or made the pair of sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// The process. 0 if it is in a PID namespace that this process cannot see.
+    pub pid: u32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+impl PeerCredentials {
+    /// Those of the other end of a connected Unix socket.
+    pub fn of(socket: impl AsFd) -> io::Result<PeerCredentials> {
+        let mut found = MaybeUninit::<libc::ucred>::uninit();
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let fd = socket.as_fd().as_raw_fd();
+        // SAFETY: the descriptor is open while `socket` is borrowed, and the kernel writes at most `len` bytes to
+        // `found`, which has as many.
+        let result =
+            unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, found.as_mut_ptr().cast(), &mut len) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if len as usize != size_of::<libc::ucred>() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: the kernel has written all of it, and each value of its numbers is valid.
+        let libc::ucred { pid, uid, gid } = unsafe { found.assume_init() };
+        Ok(PeerCredentials { pid: u32::try_from(pid).unwrap_or(0), uid, gid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_process() {
+        let (one, other) = UnixStream::pair().expect("a pair of sockets");
+        let found = PeerCredentials::of(&one).expect("they are connected");
+        // SAFETY: the two calls only return numbers.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        assert_eq!(found, PeerCredentials { pid: std::process::id(), uid, gid });
+        assert_eq!(PeerCredentials::of(&other).expect("they are connected"), found);
+    }
+
+    #[test]
+    fn what_is_no_socket_has_no_other_end() {
+        let file = std::fs::File::open("/dev/null").expect("it is always there");
+        assert_eq!(PeerCredentials::of(&file).expect_err("a file").raw_os_error(), Some(libc::ENOTSOCK));
+    }
+}
