@@ -138,6 +138,7 @@ const RINGS: &[Ring] = &[
                     "nodes",
                     "stats",
                     "sys",
+                    "terminal",
                     "test-support",
                     "tiers",
                     "wire",
@@ -159,6 +160,7 @@ const RINGS: &[Ring] = &[
                     "manager",
                     "qtest",
                     "sys",
+                    "terminal",
                     "test-support",
                     "tls",
                 ],
@@ -173,6 +175,7 @@ const RINGS: &[Ring] = &[
             ("metrics", &["config"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
             ("python", &["aquifer", "test-support"]),
+            ("terminal", &[]),
         ],
     },
     Ring {

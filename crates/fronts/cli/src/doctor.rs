@@ -9,12 +9,12 @@ mod tier_time;
 
 use std::process;
 
+use aquifer_terminal::{columns, width};
 use aquifer_tiers::TierSpec;
 use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure, say};
 use crate::output;
-use crate::table::{columns, width};
 use abilities::Ability;
 
 /// Show what this machine can do, and what to change

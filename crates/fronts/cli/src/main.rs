@@ -36,7 +36,6 @@ mod set;
 mod stack_limit;
 mod stat;
 mod stress;
-mod table;
 mod tiering;
 mod top;
 mod vm;

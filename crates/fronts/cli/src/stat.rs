@@ -12,11 +12,11 @@ use aquifer_core::units::ByteSize;
 use aquifer_stats::{
     Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Place, SettleTime, Snapshot, TEMPERATURES, Text,
 };
+use aquifer_terminal::{broken, columns, cut, width};
 
 use crate::exit::{ExitCode, Failure, say};
 use crate::instances::{self, Instance};
 use crate::output::{self, Printed};
-use crate::table::{broken, columns, cut, width};
 
 mod curve_plot;
 mod mrc;

@@ -14,7 +14,6 @@ use crate::failure::{Failure, failed, usage};
 use crate::lists::collection;
 use crate::session::{self, forget, keep};
 use crate::show::{Session, cell};
-use crate::table::columns;
 
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
 const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
@@ -81,9 +80,8 @@ pub(crate) fn accounts(session: &mut Session<'_>, args: &Accounts) -> Result<(),
     match &args.command {
         None => {
             let answer = collection(&session.client, ACCOUNTS, "")?;
-            session.show(&answer, |answer| {
-                let members = answer["Members"].as_array().into_iter().flatten();
-                columns(&TITLES, &members.map(row).collect::<Vec<_>>())
+            session.show_table(&answer, &TITLES, |answer| {
+                answer["Members"].as_array().into_iter().flatten().map(row).collect()
             })
         }
         Some(AccountCommand::Add(args)) => add(session, args),
@@ -101,7 +99,7 @@ fn add(session: &mut Session<'_>, args: &AddAccount) -> Result<(), Failure> {
     let password = password(args.password.password_stdin)?;
     let body = json!({ "UserName": args.account, "Password": password, "RoleId": name(args.role) });
     let answer = session.client.ask(&Request::post(ACCOUNTS, body))?;
-    session.show(&answer.body, |account| columns(&TITLES, &[row(account)]))
+    session.show_table(&answer.body, &TITLES, |account| vec![row(account)])
 }
 
 fn change(session: &mut Session<'_>, args: &ChangeAccount) -> Result<(), Failure> {
@@ -114,5 +112,5 @@ fn change(session: &mut Session<'_>, args: &ChangeAccount) -> Result<(), Failure
     let path = format!("{ACCOUNTS}/{}", args.account);
     let request = Request { method: "PATCH", ..Request::post(&path, Value::Object(body)) };
     let answer = session.client.ask(&request)?;
-    session.show(&answer.body, |account| columns(&TITLES, &[row(account)]))
+    session.show_table(&answer.body, &TITLES, |account| vec![row(account)])
 }

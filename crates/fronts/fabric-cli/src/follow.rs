@@ -18,7 +18,7 @@ const STREAM: &str = "/redfish/v1/EventService/SSE";
 pub(crate) fn events(session: &mut Session<'_>, args: &Events) -> Result<(), Failure> {
     let request = Request { last_event: Some(args.after), ..Request::get(STREAM) };
     let (mut decoder, mut shown, mut last) = (Decoder::default(), 0, args.after);
-    let Session { client, json, out } = session;
+    let Session { client, json, out, .. } = session;
     client.follow(&request, |bytes| {
         let events = decoder
             .push(bytes)

@@ -13,13 +13,13 @@ use std::path::Path;
 
 use aquifer_authority::{JoinToken, Request as SigningRequest, replace};
 use aquifer_fabric_args::{CreateToken, EndKind, Join, TokenCommand, Tokens};
+use aquifer_terminal::Output;
 use serde_json::{Value, json};
 
 use crate::client::{Client, Request};
 use crate::failure::{Failure, failed, usage};
 use crate::lists::collection;
 use crate::show::{Session, cell};
-use crate::table::columns;
 
 const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
 const CERTIFICATES: &str = "/redfish/v1/Oem/Aquifer/Certificates";
@@ -43,13 +43,12 @@ pub(crate) fn tokens(session: &mut Session<'_>, args: &Tokens) -> Result<(), Fai
     match &args.command {
         None => {
             let answer = collection(&session.client, TOKENS, "")?;
-            session.show(&answer, |answer| {
+            session.show_table(&answer, &["ID", "KIND", "NAME", "USES", "EXPIRES", "BY"], |answer| {
                 let members = answer["Members"].as_array().into_iter().flatten();
                 let row = |one: &Value| {
                     ["Id", "Kind", "EndName", "UsesLeft", "Expires", "CreatedBy"].map(|name| cell(&one[name]))
                 };
-                let rows: Vec<Vec<String>> = members.map(|one| row(one).to_vec()).collect();
-                columns(&["ID", "KIND", "NAME", "USES", "EXPIRES", "BY"], &rows)
+                members.map(|one| row(one).to_vec()).collect()
             })
         }
         Some(TokenCommand::Certificates) => certificates(session),
@@ -76,15 +75,14 @@ fn create(session: &mut Session<'_>, args: &CreateToken) -> Result<(), Failure> 
 
 fn certificates(session: &mut Session<'_>) -> Result<(), Failure> {
     let answer = collection(&session.client, CERTIFICATES, "")?;
-    session.show(&answer, |answer| {
+    session.show_table(&answer, &["SERIAL", "KIND", "NAME", "UNTIL", "REVOKED", "AUTHORITY"], |answer| {
         let members = answer["Members"].as_array().into_iter().flatten();
         let row = |one: &Value| {
             let authority = if one["IsOfOldAuthority"] == true { "old" } else { "" };
             let row = ["Id", "Kind", "EndName", "ValidNotAfter", "Revoked"].map(|name| cell(&one[name]));
             row.into_iter().chain([authority.to_owned()]).collect()
         };
-        let rows: Vec<Vec<String>> = members.map(row).collect();
-        columns(&["SERIAL", "KIND", "NAME", "UNTIL", "REVOKED", "AUTHORITY"], &rows)
+        members.map(row).collect()
     })
 }
 
@@ -127,7 +125,7 @@ pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(
     write(&args.out.join(AUTHORITY), text("Authority")?)?;
     write(&args.out.join(REVOCATIONS), text("RevocationList")?)?;
     write(&args.out.join(CREDENTIALS), &request.credentials(chain))?;
-    let mut session = Session { client, json, out };
+    let mut session = Session { client, json, out, output: Output::default() };
     let place = args.out.display().to_string();
     session.show(&answer, |answer| {
         let (kind, name, until) = (cell(&answer["Kind"]), cell(&answer["EndName"]), cell(&answer["ValidNotAfter"]));

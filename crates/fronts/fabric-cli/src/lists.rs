@@ -50,7 +50,7 @@ fn rows(collection: &Value, row: fn(&Value) -> Vec<String>) -> Vec<Vec<String>> 
 
 fn list(session: &mut Session<'_>, path: &str, filter: &str, (titles, row): Table) -> Result<(), Failure> {
     let answer = collection(&session.client, path, filter)?;
-    session.show(&answer, |answer| columns(titles, &rows(answer, row)))
+    session.show_table(&answer, titles, |answer| rows(answer, row))
 }
 
 fn state(member: &Value) -> String {
@@ -129,7 +129,7 @@ pub(crate) fn ports(session: &mut Session<'_>) -> Result<(), Failure> {
         true => Ok(()),
         false => {
             let titles = ["SWITCH", "PORT", "KIND", "LINK", "LANES", "GT/S", "TYPE", "CONNECTED"];
-            session.print(&columns(&titles, &all))
+            session.print(&columns(&titles, &all, &session.output))
         }
     }
 }
@@ -194,7 +194,7 @@ pub(crate) fn volumes(session: &mut Session<'_>) -> Result<(), Failure> {
         true => Ok(()),
         false => {
             let titles = ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY"];
-            session.print(&columns(&titles, &all))
+            session.print(&columns(&titles, &all, &session.output))
         }
     }
 }

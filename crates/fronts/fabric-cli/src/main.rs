@@ -13,6 +13,7 @@ use std::io;
 use std::process::ExitCode;
 
 use aquifer_fabric_args::FabricArgs;
+use aquifer_terminal::Output;
 use clap::Parser;
 
 #[derive(Debug, Parser)]
@@ -23,7 +24,7 @@ struct Program {
 }
 
 fn main() -> ExitCode {
-    match aquifer_fabric_cli::run(&Program::parse().fabric, &mut io::stdout()) {
+    match aquifer_fabric_cli::run(&Program::parse().fabric, &mut io::stdout(), Output::of_stdout()) {
         Ok(code) => ExitCode::from(code),
         Err(failure) if failure.is_broken_pipe => ExitCode::SUCCESS,
         Err(failure) => {

@@ -6,6 +6,7 @@
 use std::io::Write;
 
 use aquifer_fabric_args::{FabricArgs, FabricCommand};
+use aquifer_terminal::Output;
 
 use crate::client::Client;
 use crate::failure::{Failure, failed};
@@ -15,8 +16,8 @@ use crate::{accounts, change, follow, joining, lists, serve, session, show};
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
 
-/// Carries out a command line. Returns the exit code: 0, or 3 if `diff` found differences.
-pub fn run(args: &FabricArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+/// Carries out a command line, and prints to `out`, which shows what `output` says. Returns the exit code: 0, or 3 if `diff` found differences.
+pub fn run(args: &FabricArgs, out: &mut dyn Write, output: Output) -> Result<u8, Failure> {
     if let FabricCommand::Serve(args) = &args.command {
         return Err(serve::serve(args));
     }
@@ -24,7 +25,7 @@ pub fn run(args: &FabricArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         return joining::join(out, args.access.json, join).map(|()| 0);
     }
     let client = Client::new(&args.access.url, args.access.ca.as_deref(), &args.access.members)?;
-    let mut session = Session { client, json: args.access.json, out };
+    let mut session = Session { client, json: args.access.json, out, output };
     if let FabricCommand::Login(args) = &args.command {
         return accounts::login(&mut session, args).map(|()| 0);
     }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::Bytes;
 use aquifer_fabric_args::{Audit, Status};
+use aquifer_terminal::{Output, Tone};
 use serde_json::Value;
 
 use crate::client::{Client, Request};
 use crate::failure::{Failure, failed, unwritten};
-use crate::table::{columns, plain};
+use crate::table::{columns, plain, tone_of};
 
 /// The summary of the state.
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";
@@ -26,6 +27,7 @@ pub(crate) struct Session<'a> {
     pub(crate) client: Client,
     pub(crate) json: bool,
     pub(crate) out: &'a mut dyn Write,
+    pub(crate) output: Output,
 }
 
 impl Session<'_> {
@@ -39,6 +41,17 @@ impl Session<'_> {
     pub(crate) fn show(&mut self, answer: &Value, text: impl FnOnce(&Value) -> String) -> Result<(), Failure> {
         let text = if self.json { format!("{answer}\n") } else { text(answer) };
         self.print(&text)
+    }
+
+    /// Prints an answer as one line of JSON, or its rows as a table.
+    pub(crate) fn show_table(
+        &mut self,
+        answer: &Value,
+        titles: &[&str],
+        rows: impl FnOnce(&Value) -> Vec<Vec<String>>,
+    ) -> Result<(), Failure> {
+        let output = self.output;
+        self.show(answer, |answer| columns(titles, &rows(answer), &output))
     }
 }
 
@@ -67,13 +80,14 @@ fn date(at: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-fn status_text(status: &Value) -> String {
+fn status_text(status: &Value, output: &Output) -> String {
     let answering = |name: &str| format!("{} of {} answer", status[name]["Answering"], status[name]["All"]);
     let volumes = &status["Volumes"];
     let bytes = |name: &str| serde_json::from_value::<Bytes>(status[name].clone()).unwrap_or_default();
+    let state = if status["IsSettled"] == true { "settled" } else { "changing" };
     let mut text = String::new();
     for (name, value) in [
-        ("state", if status["IsSettled"] == true { "settled".to_owned() } else { "changing".to_owned() }),
+        ("state", output.toned(state, tone_of(state))),
         ("donors", answering("Donors")),
         ("hosts", answering("Hosts")),
         ("devices", answering("Devices")),
@@ -85,7 +99,7 @@ fn status_text(status: &Value) -> String {
     }
     for (title, name) in [("waits", "Waiting"), ("stray", "Strays"), ("broken", "Unrepaired")] {
         for line in status[name].as_array().into_iter().flatten() {
-            text += &format!("{title:<9}{}\n", plain(&cell(line)));
+            text += &format!("{}{}\n", output.toned(&format!("{title:<9}"), Tone::Notable), plain(&cell(line)));
         }
     }
     text
@@ -93,14 +107,15 @@ fn status_text(status: &Value) -> String {
 
 /// Shows a summary of the state: once, repeatedly, or when everything is as desired.
 pub(crate) fn status(session: &mut Session<'_>, args: &Status) -> Result<(), Failure> {
+    let output = session.output;
     let look = |session: &Session<'_>| Ok::<_, Failure>(session.client.ask(&Request::get(STATUS))?.body);
     if args.until_settled {
         let found = wait_settled(|| look(session), Duration::from_secs(args.limit))?;
-        return session.show(&found, status_text);
+        return session.show(&found, |found| status_text(found, &output));
     }
     loop {
         let found = look(session)?;
-        session.show(&found, status_text)?;
+        session.show(&found, |found| status_text(found, &output))?;
         if !args.watch {
             return Ok(());
         }
@@ -135,13 +150,13 @@ fn wait_settled(look: impl Fn() -> Result<Value, Failure>, limit: Duration) -> R
 pub(crate) fn audit(session: &mut Session<'_>, args: &Audit) -> Result<(), Failure> {
     let path = format!("{STATUS}/Audit?$skip={}&$top={}", args.after, args.count);
     let answer = session.client.ask(&Request::get(&path))?.body;
-    session.show(&answer, |answer| {
+    session.show_table(&answer, &["NUMBER", "TIME", "WHO", "WHAT"], |answer| {
         let records = answer["Records"].as_array().into_iter().flatten();
-        let rows = records.map(|record| {
+        let row = |record: &Value| {
             let at = record["at"].as_u64().map(date).unwrap_or_default();
             vec![cell(&record["sequence"]), at, cell(&record["who"]), cell(&record["what"])]
-        });
-        columns(&["NUMBER", "TIME", "WHO", "WHAT"], &rows.collect::<Vec<_>>())
+        };
+        records.map(row).collect()
     })
 }
 

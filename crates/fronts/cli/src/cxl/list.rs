@@ -7,11 +7,11 @@ use aquifer_core::units::ByteSize;
 use aquifer_cxl_host::{Finding, Listing, check};
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::Device;
+use aquifer_terminal::{columns, width};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::output;
-use crate::table::{columns, width};
 
 /// List CXL devices, windows, regions and memory devices, and check that their sizes fit
 #[derive(Clone, Debug, clap::Args)]

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::{FrameBuffer, direct_io};
+use aquifer_terminal::{columns, width};
 use aquifer_tiers::{OpenFailure, Tier, TierFailure, TierSpec, open};
 use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure};
-use crate::table::{columns, width};
 
 /// A page, the standard block, the largest block.
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{Address, StatusFailure, to_prometheus};
+use aquifer_terminal::{columns, width};
 use aquifer_wire::{DonorStatus, Figure, Refusal};
 use serde_json::{Map, Value};
 
 use crate::exit::{ExitCode, Failure};
 use crate::output;
-use crate::table::{columns, width};
 
 /// Timeout of each step: connecting, the handshake, the answer.
 const TIMEOUT: Duration = Duration::from_secs(3);

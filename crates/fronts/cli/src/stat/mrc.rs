@@ -20,12 +20,12 @@ use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_stats::{CurveFigures, Gauge, SettleTime, Text};
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::shared_segment::{SharedSegment, wake_all};
+use aquifer_terminal::{columns, width};
 use serde::Serialize;
 
 use super::curve_plot;
 use crate::exit::{ExitCode, Failure, say};
 use crate::instances::{self, Instance};
-use crate::table::{columns, width};
 use crate::{duration, output};
 
 /// How long to sample without `--for`: some thousand samples.

@@ -16,12 +16,12 @@ use aquifer_hotness::{
 use aquifer_nodes::tiering::ranges;
 use aquifer_nodes::{Nodes, Tree};
 use aquifer_sys::device_memory::DeviceMemory;
+use aquifer_terminal::{columns, width};
 use serde_json::json;
 
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
 use crate::output;
-use crate::table::{columns, width};
 
 /// The longest time between two looks at a monitor, so that a long epoch does not prolong a short measurement.
 const LOOK_MAX: Duration = Duration::from_secs(1);

@@ -11,13 +11,13 @@ use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_hotness::{damon_counts, devices_with_monitors};
 use aquifer_nodes::Tree;
 use aquifer_nodes::tiering::{State, advice};
+use aquifer_terminal::{columns, width};
 use serde::Serialize;
 
 use super::read;
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
 use crate::output;
-use crate::table::{columns, width};
 
 /// Show which parts of the kernel's tiering are on, what they have done, and what to change
 #[derive(Clone, Debug, clap::Args)]

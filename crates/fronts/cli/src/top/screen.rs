@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counter, Gauge, Snapshot};
+use aquifer_terminal::cut;
 use crossterm::event::KeyCode;
 
 use crate::stat::short;
-use crate::table::cut;
 
 /// One program.
 pub struct Program {

@@ -5,6 +5,8 @@
 
 use std::io::IsTerminal;
 
+use crate::output::{Output, Tone};
+
 /// The width when there is no terminal to ask.
 const WIDTH_USUAL: usize = 80;
 /// The least width; on a narrower terminal, the terminal itself wraps the lines.
@@ -15,22 +17,38 @@ const GAP: usize = 2;
 
 /// The maximum width of a line on standard output.
 pub fn width() -> usize {
-    let terminal = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
-    terminal.map_or(WIDTH_USUAL, |(columns, _)| usize::from(columns).max(WIDTH_MIN))
+    terminal_width().unwrap_or(WIDTH_USUAL)
+}
+
+/// The columns of the terminal that standard output is, if it is one.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let size = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
+    size.map(|(columns, _)| usize::from(columns).max(WIDTH_MIN))
 }
 
 /// Formats rows as aligned columns. If they are wider than `width`, narrows the widest columns and wraps their cells
 /// between words.
 pub fn columns(rows: &[Vec<String>], width: usize) -> String {
-    let widths = widths(rows, width);
+    let output = Output { width: Some(width), has_colour: false };
+    toned_columns(rows, &output, |_, _| Tone::Plain)
+}
+
+/// As [`columns`], for this output. `tone` says how the cell of a row and a column is emphasised.
+pub fn toned_columns(rows: &[Vec<String>], output: &Output, tone: impl Fn(usize, usize) -> Tone) -> String {
+    let widths = widths(rows, output.width.unwrap_or(usize::MAX));
     let mut text = String::new();
-    for row in rows {
-        let cells: Vec<Vec<String>> = row.iter().zip(&widths).map(|(cell, width)| broken(cell, *width)).collect();
+    for (index, row) in rows.iter().enumerate() {
+        let lines = |(cell, width): (&String, &usize)| match cell.chars().count() <= *width {
+            true => vec![cell.clone()],
+            false => broken(cell, *width),
+        };
+        let cells: Vec<Vec<String>> = row.iter().zip(&widths).map(lines).collect();
         for line in 0..cells.iter().map(Vec::len).max().unwrap_or(1) {
             let mut whole = String::new();
-            for (cell, width) in cells.iter().zip(&widths) {
+            for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
                 let part = cell.get(line).map_or("", String::as_str);
-                whole.push_str(&format!("{part:<width$}{:GAP$}", ""));
+                let padding = width.saturating_sub(part.chars().count()) + GAP;
+                whole.push_str(&format!("{}{:padding$}", output.toned(part, tone(index, column)), ""));
             }
             text.push_str(whole.trim_end());
             text.push('\n');
@@ -108,6 +126,16 @@ mod tests {
         for width in 20..60 {
             assert!(columns(&rows, width).lines().all(|line| line.chars().count() <= width.max(23)), "{width}");
         }
+    }
+
+    #[test]
+    fn colours_take_no_room() {
+        let rows = [vec!["a".into(), "bad".into(), "c".into()], vec!["long".into(), "x".into(), "d".into()]];
+        let output = Output { width: Some(80), has_colour: true };
+        let tone = |row, column| if (row, column) == (0, 1) { Tone::Bad } else { Tone::Plain };
+        assert_eq!(toned_columns(&rows, &output, tone), "a     \x1b[31mbad\x1b[0m  c\nlong  x    d\n");
+        let wide = [vec!["x".repeat(500)]];
+        assert_eq!(toned_columns(&wide, &Output::default(), tone).lines().count(), 1, "a file has no width");
     }
 
     #[test]

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What standard output can show.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::IsTerminal;
+
+use crate::table::terminal_width;
+
+/// Where a table goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Output {
+    /// The columns of the terminal. `None` for a file or a pipe, whose lines are as long as they must be.
+    pub width: Option<usize>,
+    /// Whether colours are shown, and wanted.
+    pub has_colour: bool,
+}
+
+impl Output {
+    /// Standard output. Colours are left out with `NO_COLOR` (no-color.org) and on a terminal that has none.
+    pub fn of_stdout() -> Output {
+        let set = |name: &str| env::var_os(name);
+        let wants_colour = is_wanted(set("NO_COLOR").as_deref(), set("TERM").as_deref());
+        Output { width: terminal_width(), has_colour: std::io::stdout().is_terminal() && wants_colour }
+    }
+
+    /// The text in this tone, if the output shows colours.
+    pub fn toned(&self, text: &str, tone: Tone) -> String {
+        match tone.code().filter(|_| self.has_colour && !text.is_empty()) {
+            Some(code) => format!("\x1b[{code}m{text}\x1b[0m"),
+            None => text.to_owned(),
+        }
+    }
+}
+
+fn is_wanted(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty) && term.is_some_and(|term| term != "dumb")
+}
+
+/// How a cell is emphasised. The text says the same without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tone {
+    /// Not at all.
+    #[default]
+    Plain,
+    /// The title of a column.
+    Title,
+    /// As it should be.
+    Good,
+    /// Under way, or to be looked at.
+    Notable,
+    /// Not as it should be.
+    Bad,
+}
+
+impl Tone {
+    /// The parameter of SGR, ECMA-48 8.3.117.
+    fn code(self) -> Option<u8> {
+        match self {
+            Tone::Plain => None,
+            Tone::Title => Some(1),
+            Tone::Good => Some(32),
+            Tone::Notable => Some(33),
+            Tone::Bad => Some(31),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_wanted_unless_somebody_says_no() {
+        let wanted =
+            |no_color: Option<&str>, term: Option<&str>| is_wanted(no_color.map(OsStr::new), term.map(OsStr::new));
+        assert!(wanted(None, Some("xterm")) && wanted(Some(""), Some("xterm")));
+        assert!(!wanted(Some("1"), Some("xterm")) && !wanted(None, Some("dumb")) && !wanted(None, None));
+    }
+
+    #[test]
+    fn a_tone_is_put_around_text_only_where_it_shows() {
+        let colour = Output { has_colour: true, width: None };
+        assert_eq!(colour.toned("x", Tone::Bad), "\x1b[31mx\x1b[0m");
+        assert_eq!(colour.toned("", Tone::Bad) + &colour.toned("x", Tone::Plain), "x");
+        assert_eq!(Output::default().toned("x", Tone::Bad), "x");
+    }
+}
