@@ -12,6 +12,7 @@
 
 mod bench;
 pub mod check;
+mod event;
 mod html;
 mod program;
 mod report;

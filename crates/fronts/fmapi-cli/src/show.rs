@@ -9,6 +9,8 @@ use aquifer_fmapi::*;
 use aquifer_fmapi_client::{Client, Failure, Hop};
 use serde_json::{Value, json};
 
+use crate::event;
+
 /// What is shown: lines for a person, and the same as JSON.
 #[derive(Debug)]
 pub(crate) struct Shown {
@@ -17,7 +19,7 @@ pub(crate) struct Shown {
 }
 
 /// A value whose variants have names, such as `type3-sld`.
-fn word(value: impl std::fmt::Debug) -> String {
+pub(crate) fn word(value: impl std::fmt::Debug) -> String {
     let debug = format!("{value:?}");
     let mut word = String::new();
     for (at, character) in debug.chars().enumerate() {
@@ -183,10 +185,10 @@ pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<S
         }
         for record in contents.records {
             let data = record.meaning();
-            let _ = writeln!(text, "{name} {} at {} ns: {}", record.handle, record.unix_ns, meaning(data.as_ref()));
+            let _ = writeln!(text, "{name} {} at {} ns: {}", record.handle, record.unix_ns, event::text(data.as_ref()));
             list.push(json!({
                 "log": name, "handle": record.handle, "unix_ns": record.unix_ns, "ld_id": record.ld_id,
-                "event": data.map(|data| format!("{data:?}")),
+                "event": event::json(data.as_ref()),
             }));
         }
     }
@@ -194,8 +196,4 @@ pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<S
         text.push_str("no records\n");
     }
     Ok(Shown { text, json: json!({ "events": list, "lost": lost }) })
-}
-
-fn meaning(data: Option<&EventData>) -> String {
-    data.map_or("a record of an unknown type".into(), |data| format!("{data:?}"))
 }
