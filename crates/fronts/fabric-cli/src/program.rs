@@ -16,7 +16,8 @@ use crate::{accounts, change, follow, joining, lists, serve, session, show};
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
 
-/// Carries out a command line, and prints to `out`, which shows what `output` says. Returns the exit code: 0, or 3 if `diff` found differences.
+/// Carries out a command line, and prints to `out`, which shows what `output` says. Returns the exit code: 0, or 3 if
+/// `diff` found differences.
 pub fn run(args: &FabricArgs, out: &mut dyn Write, output: Output) -> Result<u8, Failure> {
     if let FabricCommand::Serve(args) = &args.command {
         return Err(serve::serve(args));

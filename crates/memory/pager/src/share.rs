@@ -129,8 +129,8 @@ impl Pager {
         }
     }
 
-    /// A thread has written back `bytes`, and the frame will be used again. A tier in local memory has grown by as much,
-    /// so the engines' budgets shrink by what it has taken since they were last divided, without waiting for the
+    /// A thread has written back `bytes`, and the frame will be used again. A tier in local memory has grown by as
+    /// much, so the engines' budgets shrink by what it has taken since they were last divided, without waiting for the
     /// worker's next turn. Threads that fault then help to pay the debt (`core/src/engine/payment.rs`).
     ///
     /// On the fault path: makes budgets only smaller, which allocates nothing, and leaves it to the thread that divides

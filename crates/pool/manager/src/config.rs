@@ -92,11 +92,11 @@ pub struct SessionsConfig {
     pub idle_seconds: u64,
     /// How long a session lasts at most, even if it is used.
     pub life_seconds: u64,
-    /// Wrong passwords in a row that lock an account.
+    /// Wrong passwords in a row that lock an account for the address that sent them, or for its IPv6 network.
     pub failures: u32,
     /// How long it is locked.
     pub locked_seconds: u64,
-    /// Logins that one address may try in a minute.
+    /// Logins that one address, or IPv6 network, may try in a minute.
     pub logins_per_minute: u32,
 }
 

@@ -89,6 +89,7 @@ impl Daemon {
         let service = Arc::new(Service {
             shared: Arc::new(Shared::recorded_by(telemetry)),
             sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
+            hashing: Default::default(),
             position: Position::Standby { leader: None }.into(),
             directory: directory.to_owned(),
             console,

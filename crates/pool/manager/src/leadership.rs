@@ -334,6 +334,7 @@ mod tests {
             let service = Service {
                 shared: Arc::default(),
                 sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
+                hashing: Default::default(),
                 position: Position::Standby { leader: None }.into(),
                 directory: directory.clone(),
                 console: Default::default(),

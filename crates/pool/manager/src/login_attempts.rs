@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Limits guessing: locks an account after wrong passwords in a row, and limits logins of one address. Pure.
+//! Limits guessing: locks an account for a network after wrong passwords in a row from there, and limits the logins of
+//! one network. Pure.
+//!
+//! Not the whole account: then any stranger could keep its owner out.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,18 +12,19 @@ use std::net::IpAddr;
 use aquifer_fabric::Millis;
 
 use crate::config::SessionsConfig;
+use crate::network::network;
 
-/// Addresses and names that are remembered. When there are more, those whose time is over are forgotten, and then all:
-/// memory stays bounded whatever strangers send.
+/// Networks, and names with networks, that are remembered. When there are more, those whose time is over are forgotten,
+/// and then all: memory stays bounded whatever strangers send.
 const REMEMBERED_MAX: usize = 4096;
 const MINUTE_MS: u64 = 60_000;
 
 /// Why an attempt is refused before its password is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TooMany {
-    /// The account is locked.
+    /// The account is locked for this network.
     Locked { seconds: u64 },
-    /// The address has tried too often.
+    /// The network has tried too often.
     Rate { seconds: u64 },
 }
 
@@ -31,11 +35,11 @@ struct Count {
     until: u64,
 }
 
-/// Recent attempts, by address and by account.
+/// Recent attempts, by network, and by network and account.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
-    addresses: BTreeMap<IpAddr, Count>,
-    accounts: BTreeMap<String, Count>,
+    networks: BTreeMap<IpAddr, Count>,
+    accounts: BTreeMap<(IpAddr, String), Count>,
 }
 
 fn make_room<K: Ord>(map: &mut BTreeMap<K, Count>, now: Millis) {
@@ -56,8 +60,9 @@ impl Attempts {
         account: &str,
         now: Millis,
     ) -> Result<(), TooMany> {
-        make_room(&mut self.addresses, now);
-        let rate = self.addresses.entry(address).or_default();
+        make_room(&mut self.networks, now);
+        let network = network(address);
+        let rate = self.networks.entry(network).or_default();
         // An instant further away was noted before the clock was set back.
         if rate.until <= now.0 || rate.until > now.0 + MINUTE_MS {
             *rate = Count { count: 0, until: now.0 + MINUTE_MS };
@@ -67,11 +72,12 @@ impl Attempts {
             return Err(TooMany::Rate { seconds: seconds(rate.until) });
         }
         rate.count += 1;
-        let mut lock = self.accounts.get(account).copied().unwrap_or_default();
+        let key = (network, account.to_owned());
+        let mut lock = self.accounts.get(&key).copied().unwrap_or_default();
         let until_max = now.0 + config.locked_seconds * 1000;
         if lock.until > until_max {
             lock.until = until_max;
-            self.accounts.insert(account.to_owned(), lock);
+            self.accounts.insert(key, lock);
         }
         if lock.count >= config.failures && lock.until > now.0 {
             return Err(TooMany::Locked { seconds: seconds(lock.until) });
@@ -80,9 +86,9 @@ impl Attempts {
     }
 
     /// The password was wrong.
-    pub(crate) fn fail(&mut self, config: &SessionsConfig, account: &str, now: Millis) {
+    pub(crate) fn fail(&mut self, config: &SessionsConfig, address: IpAddr, account: &str, now: Millis) {
         make_room(&mut self.accounts, now);
-        let lock = self.accounts.entry(account.to_owned()).or_default();
+        let lock = self.accounts.entry((network(address), account.to_owned())).or_default();
         if lock.until <= now.0 {
             lock.count = 0;
         }
@@ -90,8 +96,8 @@ impl Attempts {
     }
 
     /// The password was right.
-    pub(crate) fn succeed(&mut self, account: &str) {
-        self.accounts.remove(account);
+    pub(crate) fn succeed(&mut self, address: IpAddr, account: &str) {
+        self.accounts.remove(&(network(address), account.to_owned()));
     }
 }
 
@@ -107,13 +113,13 @@ mod tests {
         let mut attempts = Attempts::default();
         for _ in 0..3 {
             assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(0)), Ok(()));
-            attempts.fail(&config, "amy", Millis(0));
+            attempts.fail(&config, ADDRESS, "amy", Millis(0));
         }
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(1)), Err(TooMany::Locked { seconds: 10 }));
         assert_eq!(attempts.begin(&config, ADDRESS, "bob", Millis(1)), Ok(()));
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(10_000)), Ok(()));
-        attempts.fail(&config, "amy", Millis(10_000));
-        attempts.succeed("amy");
+        attempts.fail(&config, ADDRESS, "amy", Millis(10_000));
+        attempts.succeed(ADDRESS, "amy");
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(10_001)), Ok(()));
     }
 
@@ -127,6 +133,19 @@ mod tests {
         assert_eq!(attempts.begin(&config, ADDRESS, "c", Millis(60_000)), Ok(()));
     }
 
+    /// Anybody could lock the administrators' accounts, from anywhere, for as long as they liked.
+    #[test]
+    fn a_stranger_locks_an_account_for_no_other_network() {
+        let config = SessionsConfig { failures: 1, ..SessionsConfig::default() };
+        let [stranger, near, owner] =
+            ["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"].map(|text| text.parse().expect("an address"));
+        let mut attempts = Attempts::default();
+        assert_eq!(attempts.begin(&config, stranger, "amy", Millis(0)), Ok(()));
+        attempts.fail(&config, stranger, "amy", Millis(0));
+        assert_eq!(attempts.begin(&config, owner, "amy", Millis(1)), Ok(()));
+        assert!(attempts.begin(&config, near, "amy", Millis(1)).is_err(), "another address of the same machine");
+    }
+
     #[test]
     fn a_clock_that_is_set_back_locks_nobody_longer_than_from_then_on() {
         let config =
@@ -134,7 +153,7 @@ mod tests {
         let (late, early) = (Millis(1_000_000_000), Millis(1000));
         let mut attempts = Attempts::default();
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", late), Ok(()));
-        attempts.fail(&config, "amy", late);
+        attempts.fail(&config, ADDRESS, "amy", late);
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", early), Err(TooMany::Locked { seconds: 10 }));
         assert_eq!(attempts.begin(&config, ADDRESS, "bob", Millis(61_000)), Ok(()));
         assert_eq!(attempts.begin(&config, ADDRESS, "amy", Millis(121_000)), Ok(()), "and the lock ends");
@@ -145,7 +164,7 @@ mod tests {
         let config = SessionsConfig::default();
         let mut attempts = Attempts::default();
         for number in 0..3 * REMEMBERED_MAX {
-            attempts.fail(&config, &format!("name{number}"), Millis(0));
+            attempts.fail(&config, ADDRESS, &format!("name{number}"), Millis(0));
         }
         assert!(attempts.accounts.len() <= REMEMBERED_MAX);
     }

@@ -56,6 +56,8 @@ pub(crate) struct Who {
 /// Why a caller is not recognised, or an account cannot be changed.
 #[derive(Debug)]
 pub(crate) enum NotAllowed {
+    /// Too many passwords are being checked.
+    Busy,
     /// An account has the name already.
     Exists,
     /// A name, a role or a password cannot be used; the line says why.
@@ -145,6 +147,7 @@ impl Sessions {
     /// the audit log: a stranger may have typed a password.
     pub(crate) fn end(
         &mut self,
+        from: IpAddr,
         account: Option<Account>,
         name: &str,
         is_right: bool,
@@ -153,12 +156,12 @@ impl Sessions {
         let current = self.accounts.get(name);
         match account.filter(|account| is_right && current == Some(account)) {
             Some(account) => {
-                self.attempts.succeed(name);
+                self.attempts.succeed(from, name);
                 Ok(Who { name: name.to_owned(), role: account.role, session: None })
             }
             None => {
                 let entry = current.map(|_| Entry::new(name, "login: wrong password"));
-                self.attempts.fail(&self.config, name, now);
+                self.attempts.fail(&self.config, from, name, now);
                 Err(entry)
             }
         }

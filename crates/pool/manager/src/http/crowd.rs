@@ -9,10 +9,12 @@
 //! was used least recently.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
+
+use crate::network::network;
 
 /// Maximum number of connections at a time.
 pub(crate) const CONNECTIONS_MAX: usize = 256;
@@ -53,14 +55,6 @@ pub(super) struct Place {
     crowd: Arc<Crowd>,
     number: u64,
     end: Arc<Notify>,
-}
-
-/// The addresses that one client can choose from: its IPv4 address, or its IPv6 network of 64 bits.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(six) => Ipv6Addr::from_bits(six.to_bits() & !u128::from(u64::MAX)).into(),
-        four => four,
-    }
 }
 
 impl Connections {

@@ -112,6 +112,13 @@ impl From<NotDone> for Problem {
 impl From<NotAllowed> for Problem {
     fn from(not: NotAllowed) -> Problem {
         match not {
+            NotAllowed::Busy => {
+                let what = "too many passwords are being checked at the moment";
+                let mut problem =
+                    Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", what, "try again in a second");
+                problem.headers.push(("retry-after", "1".to_owned()));
+                problem
+            }
             NotAllowed::Exists => {
                 Problem::new(409, "Base.1.18.ResourceAlreadyExists", "the name is taken", "choose another name")
             }
@@ -130,7 +137,9 @@ impl From<NotAllowed> for Problem {
             ),
             NotAllowed::TooMany(too_many) => {
                 let (what, seconds) = match too_many {
-                    TooMany::Locked { seconds } => ("the account is locked after wrong passwords", seconds),
+                    TooMany::Locked { seconds } => {
+                        ("the account is locked for this address after wrong passwords", seconds)
+                    }
                     TooMany::Rate { seconds } => ("this address has tried to log in too often", seconds),
                 };
                 let mut problem =

@@ -118,6 +118,7 @@ fn service() -> &'static Service {
         Service {
             shared,
             sessions: Arc::new(Mutex::new(Sessions::none(SessionsConfig::default()))),
+            hashing: Default::default(),
             position: Position::Leader { orders }.into(),
             directory: "/nonexistent".into(),
             console: Console::default(),

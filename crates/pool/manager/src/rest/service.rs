@@ -24,6 +24,7 @@ use super::{ORDER_WAIT_MAX, access, now, protocol, request_record, shape};
 use crate::account_changes::carry_out;
 use crate::accounts::Role;
 use crate::console::Console;
+use crate::hashing::Hashing;
 use crate::issuance::Issuance;
 use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::order::{Act, Order};
@@ -61,6 +62,7 @@ pub(crate) enum Position {
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sessions: Arc<Mutex<Sessions>>,
+    pub(crate) hashing: Hashing,
     pub(crate) position: RwLock<Position>,
     pub(crate) directory: PathBuf,
     pub(crate) console: Console,

@@ -140,7 +140,7 @@ fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
         if let Some(change) = change {
             site.keep(1, |sessions| sessions.change_account("amy", change, "amy")).expect("changed");
         }
-        site.sessions.lock().expect("a lock").end(account, "amy", true, Millis(1))
+        site.sessions.lock().expect("a lock").end(from, account, "amy", true, Millis(1))
     };
     assert_eq!(try_right(None).expect("it is right").name, "amy");
     let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
