@@ -17,7 +17,7 @@ use aquifer::{Error, Fetch, Hints};
 /// Bytes of a page: what a fetch makes resident at least.
 const PAGE: usize = 4096;
 /// Maximum number of fetches of one mapping under way. The oldest are dropped for new ones: items that were requested
-/// long ago is probably no longer needed.
+/// long ago are probably no longer needed.
 const AHEAD_MAX: usize = 4096;
 
 /// The fetches of one mapping that have not ended.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What standard output can show.
+//! The width of standard output, and whether it shows colours.
 
 use std::env;
 use std::ffi::OsStr;
@@ -14,12 +14,12 @@ use crate::table::terminal_width;
 pub struct Output {
     /// The columns of the terminal. `None` for a file or a pipe, whose lines are as long as they must be.
     pub width: Option<usize>,
-    /// Whether colours are shown, and wanted.
+    /// Whether to colour text.
     pub has_colour: bool,
 }
 
 impl Output {
-    /// Standard output. Colours are left out with `NO_COLOR` (no-color.org) and on a terminal that has none.
+    /// Standard output. No colours if `NO_COLOR` is set (no-color.org), or if the terminal has none.
     pub fn of_stdout() -> Output {
         let set = |name: &str| env::var_os(name);
         let wants_colour = is_wanted(set("NO_COLOR").as_deref(), set("TERM").as_deref());
@@ -47,11 +47,11 @@ pub enum Tone {
     Plain,
     /// The title of a column.
     Title,
-    /// As it should be.
+    /// Healthy, or complete.
     Good,
-    /// Under way, or to be looked at.
+    /// In progress, or in need of attention.
     Notable,
-    /// Not as it should be.
+    /// Failed, or missing.
     Bad,
 }
 

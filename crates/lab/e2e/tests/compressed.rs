@@ -97,8 +97,8 @@ fn what_the_tier_takes_is_part_of_the_budget() {
     }
 }
 
-/// Each page that a fault evicted to make room made the tier larger by as much, and only the worker, which was late,
-/// made the rest smaller: a program of 68 MiB had 83, and the kernel ended it at its limit.
+/// Each page that a fault evicted to make room made the tier larger by a page, and only the worker made the engine
+/// smaller, too late: the program exceeded its budget, and the kernel killed it at its cgroup's limit.
 #[test]
 fn what_does_not_compress_ends_with_a_message_and_within_the_budget() {
     const BUDGET: u64 = 68 << 20;

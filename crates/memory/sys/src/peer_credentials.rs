@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who is at the other end of a Unix socket: SO_PEERCRED, unix(7).
+//! The credentials of the process at the other end of a Unix socket: SO_PEERCRED, unix(7).
 //!
-//! rustix has this call, too, but its result says that the process is never 0. The kernel reports 0 for a process that
-//! this one cannot name, since it is in another PID namespace, as programs in containers are.
+//! Not by rustix, whose type for a process cannot be 0: the kernel reports 0 for a peer in a PID namespace that this
+//! process cannot see, such as a program in a container.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -11,30 +11,12 @@ use std::time::Duration;
 use aquifer_cxl_peers::{Peer, SwitchConfig as Config};
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::{Dialect, MessageType, Opcode};
-use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure};
+use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure, VirtualClock};
 
 /// How long each answer takes: just less than the client waits.
 const ANSWER: Duration = Duration::from_millis(1900);
 /// What `one_switch.rs` allows for reading a switch; and connecting, and the last answer.
 const READ_MAX: Duration = Duration::from_secs(60 + 2 * 2);
-
-/// A clock that only waiting moves.
-#[derive(Default)]
-struct VirtualClock(Mutex<Duration>);
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn unix(&self) -> Duration {
-        self.now()
-    }
-
-    fn sleep(&self, time: Duration) {
-        *self.0.lock().unwrap() += time;
-    }
-}
 
 struct Slow {
     switch: Arc<Mutex<Switch>>,

@@ -3,7 +3,7 @@
 
 //! The client's clock, an argument so that tests can supply their own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -43,5 +43,37 @@ impl Clock for SystemClock {
 
     fn sleep(&self, time: Duration) {
         thread::sleep(time);
+    }
+}
+
+/// A clock for tests and simulations: time passes only while somebody sleeps.
+#[derive(Debug, Default)]
+pub struct VirtualClock(Mutex<Duration>);
+
+/// When a virtual clock starts: January 2027.
+const VIRTUAL_START: Duration = Duration::from_secs(1_800_000_000);
+
+impl VirtualClock {
+    fn time(&self) -> MutexGuard<'_, Duration> {
+        self.0.lock().expect("no thread panics with it")
+    }
+
+    /// The time since the clock's start, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.now().as_nanos() as u64
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Duration {
+        *self.time()
+    }
+
+    fn unix(&self) -> Duration {
+        VIRTUAL_START + self.now()
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.time() += time;
     }
 }

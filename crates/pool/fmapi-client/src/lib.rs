@@ -52,7 +52,7 @@ mod unix;
 
 pub use af_mctp::AfMctp;
 pub use client::Client;
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, SystemClock, VirtualClock};
 pub use commands::LogContents;
 pub use failure::{Cause, Effect, Failure};
 pub use limits::Limits;

@@ -259,7 +259,7 @@ fn a_peer_that_is_busy_for_ever_or_ends_in_mid_operation_leaves_the_effect_unkno
         assert!(clock.now() < client.limits().background + client.limits().command_max() * 3, "{injected:?}");
         // At the switch the operation ends, whatever became of its manager: bound, and not something between.
         world.lock().unwrap().has_ended = false;
-        clock.advance(Duration::from_secs(1));
+        clock.sleep(Duration::from_secs(1));
         let next = Wire::new(&world, &clock, 2).client(Limits::default()).virtual_switch(0).unwrap();
         assert_eq!((next.vppbs[2].status, next.vppbs[2].port_id), (BindingStatus::Port, 0), "{injected:?}");
     }

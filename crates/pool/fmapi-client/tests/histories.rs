@@ -238,7 +238,7 @@ fn play(seed: u64, seen: &mut Seen) {
             seen.ended_peers += 1;
             return;
         }
-        clock.advance(Duration::from_millis(random.below(60)));
+        clock.sleep(Duration::from_millis(random.below(60)));
     }
 }
 

@@ -166,7 +166,7 @@ fn settle(world: &Mutex<World>, clock: &VirtualClock, trouble: &Mutex<Trouble>) 
     for device in trouble.out.drain(..) {
         world.switch.inject(clock.now_ns(), Injection::InsertDevice { device }).expect("it was pulled out");
     }
-    clock.advance(Duration::from_secs(1));
+    clock.sleep(Duration::from_secs(1));
     world.switch.advance(clock.now_ns());
 }
 

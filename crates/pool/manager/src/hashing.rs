@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Bounds how many passwords are checked at a time. Each takes 19 MiB and some 20 ms of a CPU, and strangers can send
-//! them; further ones wait.
+//! Limits concurrent password checks. Argon2id takes 19 MiB for each, and anybody can send a password.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Passwords that are checked at a time.
+/// Maximum number of concurrent password checks.
 const CHECKS_MAX: usize = 4;
-/// Logins that wait for their turn. Each keeps a thread; further ones are told to try again.
+/// Maximum number of logins that wait for a check to end. Each blocks one of the threads that answer requests; the
+/// manager refuses further logins at once, with status 503.
 const WAITING_MAX: usize = 16;
-/// How long a login waits, before it is told to try again.
+/// Maximum time that a login waits before the manager refuses it, with status 503.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
@@ -20,18 +20,18 @@ struct State {
     waiting: usize,
 }
 
-/// The turns.
+/// The limit, and how much of it is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Hashing {
     state: Mutex<State>,
     ended: Condvar,
 }
 
-/// A turn, until it is dropped.
+/// The permission for one check, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a Hashing);
+pub(crate) struct Permit<'a>(&'a Hashing);
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.0.state().checks -= 1;
         self.0.ended.notify_one();
@@ -43,12 +43,12 @@ impl Hashing {
         self.state.lock().expect("a panic ends the daemon")
     }
 
-    /// Waits for a turn, for at most five seconds. `None` if there is none by then, or if too many wait.
-    pub(crate) fn begin(&self) -> Option<Turn<'_>> {
+    /// Waits up to five seconds for a permit. `None` if none becomes free, or if too many logins wait already.
+    pub(crate) fn begin(&self) -> Option<Permit<'_>> {
         self.begin_within(WAIT_MAX)
     }
 
-    fn begin_within(&self, limit: Duration) -> Option<Turn<'_>> {
+    fn begin_within(&self, limit: Duration) -> Option<Permit<'_>> {
         let mut state = self.state();
         if state.checks == CHECKS_MAX && state.waiting == WAITING_MAX {
             return None;
@@ -59,7 +59,7 @@ impl Hashing {
         state.waiting -= 1;
         (state.checks < CHECKS_MAX).then(|| {
             state.checks += 1;
-            Turn(self)
+            Permit(self)
         })
     }
 }
@@ -69,19 +69,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_have_a_turn_as_there_are_and_the_next_waits() {
+    fn a_check_beyond_the_limit_waits_and_one_beyond_the_queue_is_refused() {
         let hashing = Hashing::default();
-        let mut turns: Vec<_> = (0..CHECKS_MAX).map(|_| hashing.begin().expect("a turn")).collect();
+        let mut permits: Vec<_> = (0..CHECKS_MAX).map(|_| hashing.begin().expect("a permit")).collect();
         assert!(hashing.begin_within(Duration::from_millis(1)).is_none());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| hashing.begin().is_some());
-            drop(turns.pop());
+            drop(permits.pop());
             assert!(waiting.join().expect("it ends"));
         });
-        assert!(hashing.begin_within(Duration::ZERO).is_some(), "the turn came back");
+        assert!(hashing.begin_within(Duration::ZERO).is_some(), "the permit came back");
         let _all: Vec<_> = (0..).map_while(|_| hashing.begin_within(Duration::ZERO)).collect();
         hashing.state().waiting = WAITING_MAX;
         let begun = std::time::Instant::now();
-        assert!(hashing.begin().is_none() && begun.elapsed() < WAIT_MAX, "too many wait");
+        assert!(hashing.begin().is_none() && begun.elapsed() < WAIT_MAX, "the queue is full");
     }
 }

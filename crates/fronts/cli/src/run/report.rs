@@ -71,17 +71,19 @@ impl Report {
         Ok(Report { file: Some((path.to_owned(), file)) })
     }
 
+    fn write_json(&mut self, json: &str) {
+        let Some((path, file)) = &mut self.file else { return };
+        // Another run with the same file may have written its report since this one opened it.
+        if let Err(error) = empty(file).and_then(|()| writeln!(file, "{json}")) {
+            say(&format!("--stats-json {} could not be written: {error}; free some space", path.display()));
+        }
+    }
+
     /// Writes the report and the messages. A failure to write the report is printed, but does not change the program's
     /// exit status.
     pub fn write(&mut self, settings: &RunSettings, snapshot: &Snapshot, end: End, elapsed: Duration) {
-        if let Some((path, file)) = &mut self.file {
-            let report = StatsJson { snapshot, process: Process::of(end, elapsed) };
-            let json = serde_json::to_string_pretty(&report).expect("numbers and strings are always JSON");
-            // Another run may have written into the same file meanwhile: the last report is what remains.
-            if let Err(error) = empty(file).and_then(|()| writeln!(file, "{json}")) {
-                say(&format!("--stats-json {} could not be written: {error}; free some space", path.display()));
-            }
-        }
+        let report = StatsJson { snapshot, process: Process::of(end, elapsed) };
+        self.write_json(&serde_json::to_string_pretty(&report).expect("numbers and strings are always JSON"));
         let name = settings.program.name.to_string_lossy();
         if let Some(line) = epitaph(&name, end) {
             say(&line);
@@ -162,7 +164,7 @@ fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
     )
 }
 
-/// Removes what is in the file, if it is a regular one.
+/// Truncates the file, if it is a regular one.
 fn empty(file: &File) -> std::io::Result<()> {
     if file.metadata().is_ok_and(|found| found.is_file()) { file.set_len(0) } else { Ok(()) }
 }
@@ -177,10 +179,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("aquifer-report-{}.json", std::process::id()));
         let mut reports = [0, 1].map(|_| Report::open(Some(&path)).expect("a file of ours"));
         for (report, text) in reports.iter_mut().zip(["the longer of two", "short"]) {
-            let (_, file) = report.file.as_mut().expect("it was named");
-            empty(file).and_then(|()| write!(file, "{text}")).expect("room");
+            report.write_json(text);
         }
-        assert_eq!(std::fs::read_to_string(&path).expect("written"), "short");
+        assert_eq!(std::fs::read_to_string(&path).expect("written"), "short\n");
         std::fs::remove_file(&path).expect("it was there");
     }
 

@@ -7,31 +7,13 @@
 #![allow(dead_code, reason = "each test uses less than all of it")]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::*;
-use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure};
+use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure, VirtualClock};
 use serde_json::Value;
-
-/// A clock that only waiting moves.
-#[derive(Default)]
-struct VirtualClock(Mutex<Duration>);
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn unix(&self) -> Duration {
-        self.now()
-    }
-
-    fn sleep(&self, time: Duration) {
-        *self.0.lock().unwrap() += time;
-    }
-}
 
 /// Answers the bytes of a request; None for no answer.
 type Answer = Box<dyn FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send>;

@@ -16,18 +16,17 @@ use super::fault::FaultStep;
 use crate::block::State;
 use crate::units::Order;
 
-/// Debt of more than `1 / DEBT_PART` of the budget is much. A choice: the worker's turns are shorter than the time in
-/// which a program faults on that many pages. Where the debt is bounded, this is the bound, apart from a few blocks
-/// under way.
+/// Faults help to pay the debt once it exceeds `1 / DEBT_PART` of the budget. A choice: a worker's turn is shorter than
+/// the time in which a program faults on that many pages. If the debt is bounded, this is also the bound, apart from a
+/// few blocks in transfer.
 const DEBT_PART: u64 = 64;
-/// How many pages a fault gives back together, at least, since each time interrupts the other CPUs. It has to evict for
-/// them.
+/// The least number of pages that a fault gives back at once, because giving back interrupts the other CPUs. The fault
+/// has to evict these pages first.
 const PAYMENT_PAGES_MIN: u64 = 16;
 
 impl Engine {
-    /// From now on, a fault that needs a frame has none while there is more debt than `1 / 64` of the budget: for an
-    /// engine whose tier grows by what it evicts. Otherwise pages that do not compress would never be paid for: for
-    /// each page that is given up, the tier takes one.
+    /// From now on, no fault takes a frame while the debt exceeds `1 / DEBT_PART` of the budget. For an engine whose
+    /// tier stores evicted pages in local memory: if they do not compress, evicting a page frees nothing.
     pub fn bound_debt(&mut self) {
         self.bounds_debt = true;
     }

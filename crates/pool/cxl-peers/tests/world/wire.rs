@@ -10,33 +10,10 @@ use std::time::Duration;
 
 use aquifer_cxl_switch::{Connection, Effect, HostAction, Outcome, Switch, SwitchConfig};
 use aquifer_fmapi::{Dialect, Message, MessageType, Opcode, ReturnCode};
+pub use aquifer_fmapi_client::VirtualClock;
 use aquifer_fmapi_client::{Clock, Transport, TransportFailure};
 
 use super::random::Random;
-
-/// A clock that only waiting moves.
-#[derive(Debug, Default)]
-pub struct VirtualClock(Mutex<Duration>);
-
-impl VirtualClock {
-    pub fn now_ns(&self) -> u64 {
-        self.now().as_nanos() as u64
-    }
-}
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Duration {
-        *self.0.lock().expect("no test panics with it")
-    }
-
-    fn unix(&self) -> Duration {
-        self.now() + Duration::from_secs(1_800_000_000)
-    }
-
-    fn sleep(&self, time: Duration) {
-        *self.0.lock().expect("no test panics with it") += time;
-    }
-}
 
 struct InFlight {
     due_ns: u64,

@@ -46,7 +46,7 @@ impl Transport for Scripted {
 
     fn receive(&mut self, dialect: &'static Dialect, wait: Duration) -> Result<Vec<u8>, TransportFailure> {
         let Some(message) = self.waiting.pop_front() else {
-            self.clock.advance(wait);
+            self.clock.sleep(wait);
             return Err(TransportFailure::TimedOut);
         };
         if self.repeats && self.waiting.is_empty() {

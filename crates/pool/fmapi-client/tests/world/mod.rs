@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::*;
+pub use aquifer_fmapi_client::VirtualClock;
 use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure};
 
 pub mod random;
@@ -46,34 +47,6 @@ pub enum Injected {
     WrongOpcode,
     /// The answer has another tag.
     WrongTag,
-}
-
-/// A clock that only waiting moves.
-#[derive(Debug, Default)]
-pub struct VirtualClock(Mutex<Duration>);
-
-impl VirtualClock {
-    pub fn advance(&self, time: Duration) {
-        *self.0.lock().unwrap() += time;
-    }
-
-    pub fn now_ns(&self) -> u64 {
-        self.now().as_nanos() as u64
-    }
-}
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn unix(&self) -> Duration {
-        self.now() + Duration::from_secs(1_800_000_000)
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.advance(time);
-    }
 }
 
 /// A message on its way to a manager.
@@ -229,11 +202,11 @@ impl Transport for Wire {
         let ours = world.in_flight.iter().enumerate().filter(|(_, it)| it.connection == self.connection.id);
         let next = ours.min_by_key(|(_, it)| it.due_ns).filter(|(_, it)| it.due_ns <= until_ns).map(|(at, _)| at);
         let Some(at) = next else {
-            self.clock.advance(wait);
+            self.clock.sleep(wait);
             return Err(TransportFailure::TimedOut);
         };
         let message = world.in_flight.remove(at);
-        self.clock.advance(Duration::from_nanos(message.due_ns.saturating_sub(now_ns)));
+        self.clock.sleep(Duration::from_nanos(message.due_ns.saturating_sub(now_ns)));
         Ok(message.bytes)
     }
 }

@@ -34,9 +34,9 @@ pub(super) fn recognise(service: &Service, request: &Request) -> Result<Who, Pro
 fn log_in(service: &Service, request: &Request, name: &str, password: &str) -> Result<Who, Problem> {
     let account = service.sessions().begin(request.from, name, now())?;
     // Hashing takes long, so it is outside the lock.
-    let turn = service.hashing.begin().ok_or(NotAllowed::Busy)?;
+    let permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
     let is_right = verify(account.as_ref(), password);
-    drop(turn);
+    drop(permit);
     let ended = service.sessions().end(request.from, account, name, is_right, now());
     let entry = match ended {
         Ok(who) => return Ok(who),

@@ -80,7 +80,7 @@ pub(super) struct Route {
     /// The minimum role; `None` is open to everybody.
     pub(super) needs: Option<Role>,
     pub(super) body: &'static [Property],
-    /// Whether the header `Aquifer-Dry-Run` is for it.
+    /// Whether the header `Aquifer-Dry-Run` is allowed.
     pub(super) has_dry_run: bool,
     pub(super) answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 }
@@ -104,17 +104,6 @@ const fn change(
     Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: false, answer }
 }
 
-/// A change that the writer carries out, which can say what it would change.
-const fn order(
-    method: Method,
-    path: &'static str,
-    summary: &'static str,
-    body: &'static [Property],
-    answer: fn(&Call<'_>) -> Result<Answer, Problem>,
-) -> Route {
-    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: true, answer }
-}
-
 impl Route {
     /// The media type of its answer.
     pub(super) fn media(&self) -> &'static str {
@@ -127,6 +116,11 @@ impl Route {
 
     const fn by(self, role: Role) -> Route {
         Route { needs: Some(role), ..self }
+    }
+
+    /// The route can also answer what a change would do.
+    const fn with_dry_run(self) -> Route {
+        Route { has_dry_run: true, ..self }
     }
 }
 
@@ -200,88 +194,100 @@ pub(super) const ROUTES: &[Route] = &[
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}", "A switch", switches::switch),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports", "Ports of a switch", switches::ports),
     get(PORT, "A port", switches::port),
-    order(Patch, PORT, "Take the link of a port down or up", &[must("LinkState", Text)], switches::set_port),
-    order(
+    change(Patch, PORT, "Take the link of a port down or up", &[must("LinkState", Text)], switches::set_port)
+        .with_dry_run(),
+    change(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/Ports/{PortId}/Actions/Port.Reset",
         "Reset the bridge of a port",
         &[may("ResetType", Text)],
         switches::reset_port,
-    ),
+    )
+    .with_dry_run(),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs", "Virtual CXL switches", switches::vcss),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}", "A virtual CXL switch", switches::vcs),
     get("/redfish/v1/Fabrics/Aquifer/Switches/{SwitchId}/VCSs/{VcsId}/VPPBs", "Its vPPBs", switches::vppbs),
     get(VPPB, "A vPPB", switches::vppb),
-    order(
+    change(
         Patch,
         VPPB,
         "Bind a vPPB to what is at Links.Port, or unbind it with null; volumes bind theirs themselves",
         &[must("Links", Object)],
         switches::set_vppb,
-    ),
+    )
+    .with_dry_run(),
     get("/redfish/v1/Fabrics/Aquifer/Zones", "Zones: the hosts and the quota of a tenant", fabrics::zones),
     get("/redfish/v1/Fabrics/Aquifer/Zones/{ZoneId}", "A zone", fabrics::zone),
     get("/redfish/v1/Fabrics/Aquifer/Endpoints", "Hosts, donors and devices", fabrics::endpoints),
     get("/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}", "A host, a donor or a device", fabrics::endpoint),
-    order(
+    change(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.Drain",
         "Move everything off a donor, or use it again",
         &[may("Draining", Boolean)],
         fabrics::drain,
-    ),
-    order(
+    )
+    .with_dry_run(),
+    change(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Endpoints/{EndpointId}/Actions/Oem/AquiferEndpoint.DeclareGone",
         "State that a host is powered off, or that a donor is gone for good",
         &[],
         fabrics::declare_gone,
     )
+    .with_dry_run()
     .by(Administrator),
     get("/redfish/v1/Fabrics/Aquifer/Connections", "Bindings of volumes to hosts", memory::connections),
-    order(
+    change(
         Post,
         "/redfish/v1/Fabrics/Aquifer/Connections",
         "Bind a volume to a host",
         &[may("ConnectionType", Text), may("Name", Text), must("MemoryChunkInfo", List), must("Links", Object)],
         memory::bind,
-    ),
+    )
+    .with_dry_run(),
     get("/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "A binding", memory::connection),
-    order(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind),
+    change(Delete, "/redfish/v1/Fabrics/Aquifer/Connections/{VolumeId}", "Unbind a volume", &[], memory::unbind)
+        .with_dry_run(),
     get("/redfish/v1/Chassis", "Enclosures, and the chassis that stands for the pools", roots::chassis_all),
     get("/redfish/v1/Chassis/{ChassisId}", "An enclosure", roots::chassis),
     get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices", "Memory devices of an enclosure", devices::devices),
     get(DEVICE, "A memory device", devices::device),
-    order(Patch, DEVICE, "Set how an MLD reports congestion", &[must("Oem", Object)], devices::set_device),
+    change(Patch, DEVICE, "Set how an MLD reports congestion", &[must("Oem", Object)], devices::set_device)
+        .with_dry_run(),
     get("/redfish/v1/Chassis/{ChassisId}/PCIeDevices/{DeviceId}/CXLLogicalDevices", "Its LDs", devices::lds),
     get(LD, "A logical device", devices::ld),
-    order(
+    change(
         Patch,
         LD,
         "Resize an LD, which loses its bytes, or set its bandwidth",
         &[may("MemorySizeMiB", Integer), may("QoS", Object)],
         devices::set_ld,
-    ),
+    )
+    .with_dry_run(),
     get("/redfish/v1/Chassis/Pools/MemoryDomains", "Pools", memory::pools),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}", "A pool", memory::pool),
     get("/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks", "Volumes of a pool", memory::volumes),
-    order(
+    change(
         Post,
         "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks",
         "Create a volume; Oem.Aquifer has the rest of its specification",
         &[must("Name", Text), must("MemoryChunkSizeMiB", Integer), may("AddressRangeType", Text), must("Oem", Object)],
         memory::create,
-    ),
+    )
+    .with_dry_run(),
     get(CHUNK, "A volume", memory::volume),
-    order(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize),
-    order(Delete, CHUNK, "Release a volume", &[], memory::release),
-    order(
+    change(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize)
+        .with_dry_run(),
+    change(Delete, CHUNK, "Release a volume", &[], memory::release).with_dry_run(),
+    change(
         Post,
         "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}/Actions/Oem/AquiferMemoryChunk.Move",
         "Move a volume to other donors while it is in use",
         &[may("Donor", Text)],
         memory::move_volume,
-    ),
+    )
+    .with_dry_run(),
     get("/redfish/v1/TaskService", "The task service", tasks::service),
     get("/redfish/v1/TaskService/Tasks", "Tasks", tasks::tasks),
     get("/redfish/v1/TaskService/Tasks/{TaskId}", "A task", tasks::task),
@@ -350,15 +356,17 @@ pub(super) const ROUTES: &[Route] = &[
         oem::plan,
     )
     .by(ReadOnly),
-    order(
+    change(
         Post,
         "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Apply",
         "Make the desired state fulfil a declaration, as a whole or not at all",
         &[must("Declaration", Object)],
         oem::apply,
     )
+    .with_dry_run()
     .by(Administrator),
-    order(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
+    change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
+        .with_dry_run()
         .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/JoinTokens", "Join tokens, without their secrets", joining::tokens).by(Administrator),
     change(
