@@ -9,6 +9,7 @@
 //!
 //! Allocates: see `shards.rs`. Every other thread works on the same engine meanwhile, as with any worker.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_core::engine::{Plan, Task};
@@ -20,7 +21,7 @@ use crate::inspect::{Guards, PAGES_MAX};
 use crate::shards::Shards;
 use crate::space::{Clock, Space};
 use crate::transfer::clean;
-use crate::worker::{TRANSFERS_AT_ONCE, fetch_ahead};
+use crate::worker::{SLEEP_FAILING, TRANSFERS_AT_ONCE, fetch_ahead};
 
 /// After this time, a call carries out no further plan: its caller has work of its own, for which faults may wait, and
 /// calls again.
@@ -28,13 +29,30 @@ const PAYING_MAX: Duration = Duration::from_millis(10);
 /// The most plans that one call carries out for each shard.
 const PLANS_MAX: usize = 64;
 
+/// When a shard whose tier fails may try it again, if no worker does so. A worker tries between two sleeps; the threads
+/// that pay debts in its place call far more often than that.
+#[derive(Debug, Default)]
+pub struct NextTrial {
+    at_ns: AtomicU64,
+}
+
+impl NextTrial {
+    /// Whether it is time. True for one of the threads that ask at the same time.
+    fn is_due(&self, now_ns: u64) -> bool {
+        let at_ns = self.at_ns.load(Ordering::Relaxed);
+        let next_ns = now_ns.saturating_add(SLEEP_FAILING.as_nanos() as u64);
+        // Relaxed: nothing but the time itself is passed on.
+        at_ns <= now_ns && self.at_ns.compare_exchange(at_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
 /// Pays, as far as that is possible now, the debts of the shards that have no worker. Takes at most 10 ms and the time
 /// of one plan.
 pub fn pay_debts<S: Shards>(shards: &S) -> Result<(), Fatal> {
     let started = shards.shard(0).now_ns();
     (0..shards.count())
         .filter(|index| !shards.has_worker(*index))
-        .try_for_each(|index| pay(&shards.shard(index), started))
+        .try_for_each(|index| pay(&shards.shard(index), shards.next_trial(index), started))
 }
 
 /// Whether a shard without a worker has a debt.
@@ -42,15 +60,19 @@ pub fn owes<S: Shards>(shards: &S) -> bool {
     (0..shards.count()).any(|index| !shards.has_worker(index) && shards.shard(index).engine().debt_pages() > 0)
 }
 
-fn pay<S: Space>(shard: &S, started: u64) -> Result<(), Fatal> {
+fn pay<S: Space>(shard: &S, next_trial: &NextTrial, started: u64) -> Result<(), Fatal> {
     let mut plan = Plan::new();
     for _ in 0..PLANS_MAX {
-        if shard.now_ns().saturating_sub(started) > PAYING_MAX.as_nanos() as u64 {
+        let now = shard.now_ns();
+        if now.saturating_sub(started) > PAYING_MAX.as_nanos() as u64 {
             return Ok(());
         }
         let mut engine = shard.engine();
         if engine.debt_pages() == 0 || shard.is_paused() {
             return Ok(());
+        }
+        if engine.waits_for_tier() && next_trial.is_due(now) {
+            engine.try_again();
         }
         engine.plan(&mut plan, TRANSFERS_AT_ONCE);
         drop(engine);

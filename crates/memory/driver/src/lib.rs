@@ -37,7 +37,7 @@ mod transfer;
 mod worker;
 
 pub use batch::{BATCH_MAX, Sealed};
-pub use debts::{owes, pay_debts};
+pub use debts::{NextTrial, owes, pay_debts};
 pub use discard::{Discard, discard};
 pub use engine_lock::{LockTimer, LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};

@@ -14,7 +14,7 @@ use aquifer_core::engine::Engine;
 use aquifer_core::shard_budgets::{Change, Observed, ShardBudgets};
 use aquifer_core::stripes::SHARDS_MAX;
 
-use crate::debts::pay_debts;
+use crate::debts::{NextTrial, pay_debts};
 use crate::engine_lock::LockedEngine;
 use crate::fatal::Fatal;
 use crate::space::{Clock, Space};
@@ -50,6 +50,9 @@ pub trait Shards {
 
     /// Whether a worker works on this shard.
     fn has_worker(&self, shard: usize) -> bool;
+
+    /// When the tier may be tried again for this shard, if no worker works on it.
+    fn next_trial(&self, shard: usize) -> &NextTrial;
 
     /// A shard has asked for pages: has some worker call [`balance`] soon. False if there is no worker at all.
     fn call_worker(&self, shard: usize) -> bool;

@@ -32,7 +32,7 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
 /// How long the worker pauses when every write-back to the tier fails: short enough for a disk that comes back, too
 /// rare to show up in CPU use.
-const SLEEP_FAILING: Duration = Duration::from_millis(500);
+pub(crate) const SLEEP_FAILING: Duration = Duration::from_millis(500);
 
 /// Maximum number of plans that are carried out together: enough that neighbours move, and copied blocks are dropped,
 /// with one kernel call. The lock is released between two plans, so that a fault waits for one plan at the most.

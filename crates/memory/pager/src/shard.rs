@@ -19,7 +19,7 @@ use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::Stripes;
 use aquifer_core::units::Order;
-use aquifer_driver::LockedEngine;
+use aquifer_driver::{LockedEngine, NextTrial};
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::uffd::Uffd;
@@ -48,6 +48,8 @@ pub struct Shard {
     pub(crate) worker_wakeup: Wakeup,
     /// Whether its worker runs. Otherwise the workers of other shards pay its debts (`driver/src/debts.rs`).
     pub(crate) has_worker: AtomicBool,
+    /// When the tier may be tried again, while the shard has no worker.
+    pub(crate) next_trial: NextTrial,
 }
 
 /// What a shard can have at most of the whole budget: this many times an equal part.
@@ -129,6 +131,7 @@ impl Plan<'_> {
             progress: EventCount::new(),
             worker_wakeup: Wakeup::new()?.kept(),
             has_worker: AtomicBool::new(false),
+            next_trial: NextTrial::default(),
         }))
     }
 

@@ -15,7 +15,7 @@ use aquifer_core::engine::{Engine, budget_pages_min};
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::SHARDS_MAX;
 use aquifer_core::units::Order;
-use aquifer_driver::Shards;
+use aquifer_driver::{NextTrial, Shards};
 use aquifer_sys::raw::now_ns;
 
 use crate::pager::Pager;
@@ -56,6 +56,10 @@ impl Shards for Pager {
 
     fn has_worker(&self, shard: usize) -> bool {
         self.shards[shard].has_worker.load(Ordering::SeqCst)
+    }
+
+    fn next_trial(&self, shard: usize) -> &NextTrial {
+        &self.shards[shard].next_trial
     }
 
     fn call_worker(&self, shard: usize) -> bool {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A payment of the debts of shards without a worker ends in time (`driver/src/debts.rs`), however slow the tier is.
+//! A payment of the debts of shards without a worker ends in time (`driver/src/debts.rs`), however slow the tier is; and
+//! after the tier has failed, it is tried again at intervals.
 
 use std::rc::Rc;
 
@@ -13,7 +14,7 @@ use aquifer_driver::{Space, owes, pay_debts};
 use super::history::map;
 use super::schedule::Schedule;
 use super::space::View;
-use super::trouble::Delays;
+use super::trouble::{Delays, KINDS, Kind};
 use super::world::{Start, World};
 
 /// How long each write takes.
@@ -37,14 +38,20 @@ const START: Start = Start {
     has_worker: [false; SHARDS_MAX],
 };
 
-/// The caller has work of its own, for which faults may wait. So a call ends early, and later calls pay the rest.
-#[test]
-fn a_payment_takes_no_longer_than_its_time_and_one_plan() {
-    let world = Rc::new(World::new(START, 1, Delays::of_each(WRITE_NS)));
-    // Resident memory of 1.6 times the budget: both shards owe more than can be written in the time of a payment.
+/// Two shards, both of which owe more than can be written in the time of one payment: resident memory is 1.6 times the
+/// budget.
+fn owing(delays: Delays) -> Rc<World> {
+    let world = Rc::new(World::new(START, 1, delays));
     for window in 0..2 {
         map(&world, window, ORDER, START.budget_pages, 100);
     }
+    world
+}
+
+/// The caller has work of its own, for which faults may wait. So a call ends early, and later calls pay the rest.
+#[test]
+fn a_payment_takes_no_longer_than_its_time_and_one_plan() {
+    let world = owing(Delays::of_each(WRITE_NS));
     let mut schedule = Schedule::new(Rc::clone(&world), 2);
     schedule.start(false, move |pauser| {
         let view = View { world, pauser, thread: 0, shard: 0 };
@@ -61,6 +68,34 @@ fn a_payment_takes_no_longer_than_its_time_and_one_plan() {
             assert!(calls < 100, "the debts are never paid: {:?}", debts());
         }
         assert!(calls > 3, "{calls} calls paid everything");
+    });
+    schedule.run(None);
+}
+
+/// Former bug: after eight failures in a row, nothing was cleaned ahead of demand any more, and only a worker allowed
+/// another attempt. So without workers the debts stayed until the program had a fault there.
+#[test]
+fn a_tier_that_has_failed_is_tried_again_at_intervals() {
+    const FAILING_NS: u64 = 5_000_000_000;
+    let world = owing(Delays::none());
+    let mut failing = [0; KINDS.len()];
+    failing[Kind::Write as usize] = 100;
+    world.trouble.set(failing);
+    let mut schedule = Schedule::new(Rc::clone(&world), 2);
+    schedule.start(false, move |pauser| {
+        let view = View { world, pauser, thread: 0, shard: 0 };
+        let pay = || {
+            pay_debts(&view).expect("the space goes on");
+            view.world.clock_ns.set(view.world.clock_ns.get() + 1_000_000);
+        };
+        while view.world.clock_ns.get() < FAILING_NS {
+            pay();
+        }
+        let failures = view.world.trouble.happened();
+        assert!((20..=60).contains(&failures), "{failures} write-backs failed in five seconds");
+        view.world.trouble.end();
+        let calls = (0..5_000).take_while(|_| owes(&view)).map(|_| pay()).count();
+        assert!(!owes(&view), "the debts are not paid after {calls} calls, although the tier has recovered");
     });
     schedule.run(None);
 }

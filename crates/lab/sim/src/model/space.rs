@@ -15,9 +15,9 @@ use aquifer_core::stripes::SHARDS_MAX;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, SlabIndex, Slot};
 use aquifer_driver::inspect::{self, Finding, Mismatch};
 use aquifer_driver::{
-    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NoTape, Observer, Populated,
-    ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
-    balance, borrow_for, owes, pay_debts,
+    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NextTrial, NoTape, Observer,
+    Populated, ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer,
+    WorkerClock, balance, borrow_for, owes, pay_debts,
 };
 
 use super::memory::{GARBAGE, guard as guard_of};
@@ -168,6 +168,10 @@ impl Shards for View<'_> {
 
     fn has_worker(&self, shard: usize) -> bool {
         self.world.has_worker[shard]
+    }
+
+    fn next_trial(&self, shard: usize) -> &NextTrial {
+        &self.world.next_trials[shard]
     }
 
     fn call_worker(&self, shard: usize) -> bool {

@@ -54,6 +54,12 @@ impl Delays {
         Self { percent, each_ns: None, luck: RefCell::new(luck) }
     }
 
+    /// No transfer takes any time.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        Self { percent: 0, each_ns: None, luck: RefCell::new(Random::new(1)) }
+    }
+
     /// Every transfer takes this time.
     #[cfg(test)]
     pub fn of_each(each_ns: u64) -> Self {

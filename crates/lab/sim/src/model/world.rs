@@ -15,7 +15,7 @@ use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::{SHARDS_MAX, Stripes};
 use aquifer_core::units::PageIndex;
-use aquifer_driver::Transfer;
+use aquifer_driver::{NextTrial, Transfer};
 
 use super::memory::{Memory, Page};
 use super::related_processes::SlabUsers;
@@ -60,6 +60,8 @@ pub struct World {
     pub worker_ends: Cell<bool>,
     /// Whether each shard has a worker.
     pub has_worker: Vec<bool>,
+    /// When each shard's tier may be tried again, where the shard has no worker.
+    pub next_trials: [NextTrial; SHARDS_MAX],
     /// The thread that is about to fork.
     pub forking: Cell<Option<usize>>,
     /// A thread has forked, and the history goes on in the child, which has only this thread.
@@ -150,6 +152,7 @@ impl World {
             woken: (0..start.shards).map(|_| Cell::new(false)).collect(),
             worker_ends: Cell::new(false),
             has_worker: start.has_worker[..start.shards].to_vec(),
+            next_trials: Default::default(),
             forking: Cell::new(None),
             is_new_child: Cell::new(false),
             seen: RefCell::default(),
