@@ -16,8 +16,8 @@ use crate::{args, output};
 
 /// Print shell completions
 ///
-/// Those for bash also complete the names of volumes, hosts, donors, zones and pools, which they get from the fabric
-/// manager with the session of 'aquifer fabric login'.
+/// Those for bash, zsh and fish also complete the names of volumes, hosts, donors, zones and pools, which they get from
+/// the fabric manager with the session of 'aquifer fabric login'.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -48,17 +48,15 @@ pub fn completions(args: &CompletionsArgs) -> Result<process::ExitCode, Failure>
     Ok(ExitCode::Success.into())
 }
 
-/// The completions: the table of flags, and for bash the names that a pool has when they are asked for.
+/// The completions: the table of flags, and the names that a pool has when they are asked for.
 fn script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut args::command_line(), "aquifer", &mut script);
-    let mut script = String::from_utf8_lossy(&script).into_owned();
-    if shell == Shell::Bash
-        && let Some(fabric) = args::command_line().find_subcommand("fabric")
-    {
-        script += &live_names::for_bash(fabric);
+    let script = String::from_utf8_lossy(&script).into_owned();
+    match args::command_line().find_subcommand("fabric") {
+        Some(fabric) => live_names::with_names(shell, script, fabric),
+        None => script,
     }
-    script
 }
 
 /// Prints or writes the manual.

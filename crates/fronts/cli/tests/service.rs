@@ -53,6 +53,18 @@ fn every_packaged_unit_is_tested_here() {
     assert!(names.iter().filter(drop_ins).eq(DROP_INS.iter().map(|(name, _)| name)));
 }
 
+/// What looks into /proc sees all programs of the host there, by their own numbers and users.
+#[test]
+fn units_that_look_at_programs_see_them() {
+    for name in ["aquifer-agent.service", "aquifer-agent-cxl.conf", "aquifer-metrics.service"] {
+        let unit = unit(name);
+        for setting in ["ProtectProc", "ProcSubset", "PrivateUsers", "PrivatePIDs"] {
+            let set = unit.lines().find(|line| line.starts_with(&format!("{setting}=")));
+            assert_eq!(set, None, "{name} would not see programs");
+        }
+    }
+}
+
 #[test]
 fn systemd_takes_the_units() {
     for name in UNITS {

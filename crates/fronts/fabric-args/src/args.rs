@@ -12,7 +12,7 @@ pub mod change;
 pub mod joining;
 
 use account::{Accounts, Login};
-use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Resize};
+use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Release, Resize};
 use joining::{Join, Tokens};
 
 const NOTES: &str = "\
@@ -179,8 +179,9 @@ Examples:
     /// Give a volume's memory back to its pool; its bytes are lost
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric release scratch")]
-    Release(OfVolume),
+  aquifer fabric release scratch
+  aquifer fabric release scratch --unbind --dry-run")]
+    Release(Release),
     /// Move everything off a donor, or use it again
     #[command(after_long_help = "\
 Examples:

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use aquifer_fabric::{Bytes, PlainJson, VolumeName};
 use aquifer_fabric_args::{
-    Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Resize, Spread,
+    Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Release, Resize, Spread,
 };
 use serde_json::{Value, json};
 
@@ -121,9 +121,10 @@ pub(crate) fn move_volume(session: &mut Session<'_>, args: &Move) -> Result<(), 
     order(session, Request::post(&path, body), args.dry_run)
 }
 
-pub(crate) fn release(session: &mut Session<'_>, args: &OfVolume) -> Result<(), Failure> {
+pub(crate) fn release(session: &mut Session<'_>, args: &Release) -> Result<(), Failure> {
     let (path, _) = find(session, &args.volume)?;
-    order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
+    let request = Request { method: "DELETE", path: &path, unbinds: args.unbind, ..Request::default() };
+    order(session, request, args.dry_run)
 }
 
 pub(crate) fn drain(session: &mut Session<'_>, args: &Drain) -> Result<(), Failure> {

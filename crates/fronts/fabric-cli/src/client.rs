@@ -37,6 +37,8 @@ pub(crate) struct Request<'a> {
     pub(crate) path: &'a str,
     pub(crate) body: Option<Value>,
     pub(crate) is_dry_run: bool,
+    /// Whether a volume that is released is unbound first.
+    pub(crate) unbinds: bool,
     /// The ETag that the resource must still have.
     pub(crate) if_match: Option<&'a str>,
     /// The event after which the stream begins.
@@ -155,6 +157,7 @@ impl Client {
         let headers = [
             ("x-auth-token", self.token.as_deref()),
             ("aquifer-dry-run", request.is_dry_run.then_some("true")),
+            ("aquifer-unbind", request.unbinds.then_some("true")),
             ("if-match", request.if_match),
             ("last-event-id", number.as_deref()),
             ("content-type", request.body.as_ref().map(|_| "application/json")),

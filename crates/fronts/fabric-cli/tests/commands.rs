@@ -47,6 +47,14 @@ fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
     assert_eq!(volume(&rack, "scratch").expect("it is listed")[2], "1GiB");
     rack.done(&["move", "scratch"]);
     settle();
+    let line = rack.fails(1, &["release", "scratch"]);
+    assert!(
+        line.contains("volume scratch is bound to host h001; unbind it first, or release it with --unbind"),
+        "{line}"
+    );
+    let dry = rack.done(&["release", "scratch", "--unbind", "--dry-run"]);
+    assert!(dry.starts_with("- unbind volume scratch from host h001\n- release volume scratch\n"), "{dry}");
+    assert_eq!(volume(&rack, "scratch").expect("it is listed")[3], "h001");
     rack.done(&["unbind", "scratch"]);
     let line = rack.fails(1, &["unbind", "scratch"]);
     assert_eq!(line, "volume scratch is not bound; nothing is to be done");
@@ -54,6 +62,8 @@ fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
     rack.done(&["release", "scratch"]);
     settle();
     assert_eq!(volume(&rack, "scratch"), None);
+    let released = rack.done(&["release", "db", "--unbind"]);
+    assert_eq!(released, "- unbind volume db from host h000\n- release volume db\n");
     for words in
         [&["bind", "scratch", "h000"][..], &["unbind", "scratch"], &["release", "scratch"], &["move", "scratch"]]
     {

@@ -95,12 +95,18 @@ test("an operator creates, binds, grows, moves, shrinks, unbinds and releases a 
   await press(page, "Unbind");
   await confirm(page, "unbind scratch");
   await state(page, "unbound");
+  await press(page, "Bind");
+  await page.getByLabel("Host").fill("h001");
+  await press(page, "Show the plan");
+  await confirm(page, "bind scratch h001");
+  await state(page, "bound");
   await press(page, "Release");
-  await confirm(page, "release scratch", true);
+  await page.getByText("- unbind volume scratch from host h001").first().waitFor();
+  await confirm(page, "release scratch --unbind", true);
   await page.getByText("There is no such volume.").waitFor();
   await settled();
   await visit(page, "tasks", "Tasks");
-  await page.getByRole("cell", { name: "release volume scratch" }).waitFor();
+  await page.getByRole("cell", { name: "release volume scratch, bound or not" }).waitFor();
   await page
     .getByRole("row", { name: /release volume scratch/ })
     .getByText("done")

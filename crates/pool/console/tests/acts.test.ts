@@ -33,7 +33,8 @@ const ACTS: readonly Act[] = [
   { kind: "shrink", ...db, size: " 4GiB " },
   { kind: "move", ...db, off: null },
   { kind: "move", ...db, off: "d0001" },
-  { kind: "release", ...db },
+  { kind: "release", ...db, unbinds: false },
+  { kind: "release", ...db, unbinds: true },
   { kind: "drain", donor: "d0002", undo: false },
   { kind: "drain", donor: "d0002", undo: true },
   { kind: "declare-gone", of: "host", name: "h001" },
@@ -74,11 +75,12 @@ test("requests are those of the interface", () => {
   expect(of(2).body).toMatchObject({ Oem: { Aquifer: { redundancy: { parity: { data: 4, parity: 2 } } } } });
   expect(of(6)).toMatchObject({ method: "PATCH", body: { MemoryChunkSizeMiB: 4096 } });
   expect([of(7).body, of(8).body]).toEqual([{}, { Donor: "d0001" }]);
-  expect(of(11).body).toEqual({ Draining: false });
+  expect([of(9).unbinds, of(10).unbinds]).toEqual([undefined, true]);
+  expect(of(12).body).toEqual({ Draining: false });
 });
 
 test("a name cannot leave its place in a path", () => {
-  const act: Act = { kind: "release", pool: "../x", volume: "a/../../Accounts/admin?b#c" };
+  const act: Act = { kind: "release", unbinds: false, pool: "../x", volume: "a/../../Accounts/admin?b#c" };
   expect(requestOf(act).path).toBe(
     "/redfish/v1/Chassis/Pools/MemoryDomains/..%2Fx/MemoryChunks/a%2F..%2F..%2FAccounts%2Fadmin%3Fb%23c",
   );

@@ -84,8 +84,12 @@ describe("a change", () => {
     await screen.findByText("~ volume db", {}, PATIENT);
     const button = screen.getByRole("button", { name: "Carry it out" }) as HTMLButtonElement;
     expect(button.disabled).toBe(true);
-    fireEvent.click(screen.getByLabelText("The bytes may be lost."));
+    fireEvent.click(screen.getByLabelText("It is taken from its host, and the bytes may be lost."));
     expect(button.disabled).toBe(false);
+    press("Carry it out");
+    await waitFor(() => expect(screen.queryByRole("dialog")).toBeNull(), PATIENT);
+    const unbinds = manager.changes().map(({ headers }) => headers["aquifer-unbind"]);
+    expect(unbinds, "the plan and the change say that the volume is unbound").toEqual(["true", "true"]);
   });
 
   test("that cannot be meant is not sent", async () => {

@@ -27,7 +27,8 @@ pub(crate) enum Act {
     DeclareDead(HostId),
     Drain(DonorId, bool),
     Move(VolumeName, Option<DonorId>),
-    Release(VolumeName),
+    /// `true` to unbind it as well, if it is bound.
+    Release(VolumeName, bool),
     Resize(VolumeName, Bytes),
     Retire(DonorId),
     /// An order to a switch, which changes nothing that is desired.
@@ -42,7 +43,7 @@ impl Act {
             Self::Bind(name, _)
             | Self::Create(name, _)
             | Self::Move(name, _)
-            | Self::Release(name)
+            | Self::Release(name, _)
             | Self::Resize(name, _)
             | Self::Unbind(name) => Some(name),
             _ => None,
@@ -62,7 +63,8 @@ impl fmt::Display for Act {
             Self::Drain(donor, false) => write!(f, "use donor {donor} again"),
             Self::Move(name, Some(donor)) => write!(f, "move volume {name} off donor {donor}"),
             Self::Move(name, None) => write!(f, "move volume {name} to other donors"),
-            Self::Release(name) => write!(f, "release volume {name}"),
+            Self::Release(name, false) => write!(f, "release volume {name}"),
+            Self::Release(name, true) => write!(f, "release volume {name}, bound or not"),
             Self::Resize(name, size) => write!(f, "resize volume {name} to {size}"),
             Self::Retire(donor) => write!(f, "retire donor {donor}"),
             Self::Switch(act) => act.fmt(f),
@@ -171,7 +173,13 @@ pub(crate) fn change(
                 edit.replace(id()?, member, Why::Replaced)?;
             }
         }
-        Act::Release(_) => edit.release(id()?)?,
+        Act::Release(_, unbinds) => {
+            let id = id()?;
+            if *unbinds {
+                edit.unbind(id)?;
+            }
+            edit.release(id)?;
+        }
         Act::Resize(_, size) => {
             let id = id()?;
             match *size > edit.desired.volumes[&id].spec.size {

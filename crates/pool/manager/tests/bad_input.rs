@@ -178,6 +178,8 @@ fn headers_and_bodies_are_taken_as_meant_or_refused() {
         ("POST", CHUNKS, "aquifer-dry-run: true\r\naquifer-dry-run: true", volume, 400),
         ("POST", CHUNKS, "aquifer-dry-run: true\u{ff}", volume, 400),
         ("POST", ACCOUNTS, "aquifer-dry-run: true", account, 400),
+        ("POST", CHUNKS, "aquifer-unbind: true", volume, 400),
+        ("DELETE", "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks/db", "aquifer-unbind: yes", "", 400),
         ("PATCH", "/redfish/v1/AccountService/Accounts/admin", "aquifer-dry-run: true", r#"{"Enabled": true}"#, 400),
         ("PATCH", db.as_str(), "if-match: \"\u{ff}\"", grown, 412),
         ("PATCH", db.as_str(), "if-match: \"a\"\r\nif-match: \"b\"", grown, 412),

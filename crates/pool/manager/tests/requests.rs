@@ -73,15 +73,27 @@ fn a_volume_is_created_bound_grown_moved_and_released() {
     assert_eq!(ask("PATCH", &path, &format!("if-match: {fresh}\r\n"), &size).status, 200);
     assert_eq!(ask("POST", &format!("{path}/Actions/Oem/AquiferMemoryChunk.Move"), "", "{}").status, 200);
     assert!(daemon.settle(&token));
-    assert_eq!(ask("DELETE", &format!("{CONNECTIONS}/scratch"), "", "").status, 200);
-    assert_eq!(ask("DELETE", &path, "", "").status, 200);
+    let bound = ask("DELETE", &path, "", "");
+    let info = &bound.body["error"]["@Message.ExtendedInfo"][0];
+    assert_eq!((bound.status, &info["Message"]), (409, &json!("volume scratch is bound to host h001")), "{bound:?}");
+    let resolution = info["Resolution"].as_str().expect("a remedy");
+    assert!(resolution.starts_with("unbind it first, or release it with --unbind"), "{resolution}");
+    assert!(resolution.contains("Aquifer-Unbind: true"), "{resolution}");
+    let dry = "aquifer-dry-run: true\r\n";
+    assert_eq!(ask("DELETE", &path, dry, "").status, 409, "a dry run is refused as the release is");
+    let planned = ask("DELETE", &path, &format!("{dry}aquifer-unbind: true\r\n"), "");
+    let both = ["- unbind volume scratch from host h001", "- release volume scratch"];
+    assert_eq!((planned.status, &planned.body["Changes"]), (200, &json!(both)), "{planned:?}");
+    assert_eq!(ask("GET", &format!("{CONNECTIONS}/scratch"), "", "").status, 200, "nothing was unbound");
+    let released = ask("DELETE", &path, "aquifer-unbind: true\r\n", "");
+    assert_eq!((released.status, &released.body["Changes"]), (200, &json!(both)), "{released:?}");
     assert!(daemon.settle(&token));
     assert_eq!(ask("GET", &path, "", "").status, 404);
     let audit = ask("GET", "/redfish/v1/Oem/Aquifer/Audit", "", "").body;
     let records: Vec<aquifer_fabric::Record> = serde_json::from_value(audit["Records"].clone()).expect("records");
     let tail: aquifer_fabric::Tail = serde_json::from_value(audit["Tail"].clone()).expect("a tail");
     assert_eq!(aquifer_fabric::verify(&records, tail), Ok(tail));
-    for what in ["bind volume scratch to host h001", "release volume scratch"] {
+    for what in ["bind volume scratch to host h001", "release volume scratch, bound or not"] {
         assert!(records.iter().any(|record| record.who == "admin" && record.what == what), "{what}");
     }
     let again = ask("POST", APPLY, "", &apply_body(&declaration()));

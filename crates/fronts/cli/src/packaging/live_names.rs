@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The part of bash's completions that asks the manager of a pool which volumes, hosts, donors, zones, pools and
-//! accounts there are. What takes such a name is read from the table of flags; the script asks with the session that
-//! `aquifer fabric login` has kept, and waits two seconds at most.
+//! The part of the completions that asks the manager of a pool which volumes, hosts, donors, zones, pools and accounts
+//! there are. What takes such a name is read from the table of flags. One script for sh(1) reads the words that are
+//! typed, asks with the session that `aquifer fabric login` has kept, and waits two seconds at most; bash, zsh and fish
+//! each have a few lines around it.
 //!
 //! The names come from the network, and bash expands what it completes with: whatever is not a name is left out.
 
 use std::fmt::Write;
 
 use clap::{Arg, Command};
+use clap_complete::Shell;
 
 /// What flags call a name, and the command that lists these names in its first column.
 const LISTS: [(&str, &str); 6] = [
@@ -23,44 +25,54 @@ const LISTS: [(&str, &str); 6] = [
 /// Commands whose name is a new one, or is needed before there is a session.
 const NEW: [&str; 3] = ["accounts add", "create", "login"];
 
-const SCRIPT: &str = r#"
-# The names that a pool has now. Words that are no names are left out, because bash would expand them.
-_aquifer_names() {
-    timeout 2 "$@" 2> /dev/null < /dev/null | awk 'NR > 1 && $1 ~ /^[a-z0-9._-]+$/ { print $1 }'
-}
+/// Prints the names for the next word. Its arguments are the command and the words before that one. It stands between
+/// single quotes in each shell, so it has none.
+const NAMES: &str = r#"
+    LC_ALL=C command="" option="" place=0 last="" list="" aquifer=$1
+    [ "$2" = fabric ] || exit 0
+    shift 2
+    # What says where the manager is is kept; the list of words is that of the beginning.
+    for word do
+        shift
+        if [ -n "$option" ]; then
+            case "$option" in --url | --ca | --member) set -- "$@" "$option" "$word" ;; esac
+            option=""
+            continue
+        fi
+        case "$word" in
+            --url=* | --ca=* | --member=*) set -- "$@" "$word" ;;
+            OPTIONS) option=$word ;;
+            -*) ;;
+            *)
+                case "$command" in
+                    "" | GROUPS) command="${command:+$command }$word" ;;
+                    *) place=$((place + 1)) last=$word ;;
+                esac
+                ;;
+        esac
+    done
+    case "${option:-$command $((place + 1))}" in
+CASES
+        "declare-gone 2") list="${last}s" ;;
+    esac
+    [ -n "$list" ] || exit 0
+    # Words that are no names are left out, because bash would expand them.
+    timeout 2 "$aquifer" fabric "$@" "$list" 2> /dev/null < /dev/null | {
+        read -r title
+        while read -r name rest; do
+            case "$name" in "" | *[!a-z0-9._-]*) ;; *) printf "%s\n" "$name" ;; esac
+        done
+    }
+"#;
 
+const BASH: &str = r#"
 _aquifer_live() {
-    local typed word option="" command="" place=0 last="" list="" names="" access=()
+    local typed names=""
     # COMP_WORDS has an address in pieces.
     read -ra typed <<< "${COMP_LINE:0:COMP_POINT}"
     [[ -n $2 ]] && unset 'typed[-1]'
-    if [[ ${typed[1]} == fabric ]]; then
-        for word in "${typed[@]:2}"; do
-            if [[ -n $option ]]; then
-                case "$option" in --url | --ca | --member) access+=("$option" "$word") ;; esac
-                option=""
-            elif [[ $word == --url=* || $word == --ca=* || $word == --member=* ]]; then
-                access+=("$word")
-            else
-                case "$word" in
-                    OPTIONS) option=$word ;;
-                    -*) ;;
-                    *)
-                        case "$command" in
-                            "" | GROUPS) command="${command:+$command }$word" ;;
-                            *) place=$((place + 1)) last=$word ;;
-                        esac
-                        ;;
-                esac
-            fi
-        done
-        case "${option:-$command $((place + 1))}" in
-CASES
-            "declare-gone 2") list="${last}s" ;;
-        esac
-    fi
-    if [[ -n $list && $2 != -* ]]; then
-        names=$(_aquifer_names "$1" fabric "${access[@]}" "$list")
+    if [[ ${typed[1]} == fabric && $2 != -* ]]; then
+        names=$(sh -c 'NAMES' sh "$1" "${typed[@]:1}")
     fi
     if [[ -n $names ]]; then
         COMPREPLY=($(compgen -W "$names" -- "$2"))
@@ -72,8 +84,63 @@ CASES
 complete -F _aquifer_live -o bashdefault -o default aquifer
 "#;
 
-/// The end of the script for bash, for the commands of a pool.
-pub fn for_bash(fabric: &Command) -> String {
+/// The function of the completions takes the place of the one that is made from the table.
+const ZSH: &str = r#"
+_aquifer() {
+    local -a names
+    if [[ ${words[2]} == fabric && ${words[CURRENT]} != -* ]]; then
+        names=(${(f)"$(sh -c 'NAMES' sh "${(@Q)words[1,CURRENT-1]}")"})
+    fi
+    if (( $#names )); then
+        compadd -- "${names[@]}"
+    else
+        _aquifer_of_table "$@"
+    fi
+}
+
+"#;
+/// Where the function of the table begins, in what clap writes for zsh; and where its functions have ended.
+const ZSH_FUNCTION: &str = "\n_aquifer() {";
+const ZSH_END: &str = "if [ \"$funcstack[1]\" = \"_aquifer\" ]; then";
+
+const FISH: &str = r#"
+function __fish_aquifer_live
+    set -l typed (commandline -opc)
+    set -g __fish_aquifer_names
+    test "$typed[2]" = fabric; or return 1
+    string match -q -- '-*' (commandline -ct); and return 1
+    set -g __fish_aquifer_names (sh -c 'NAMES' sh $typed)
+    set -q __fish_aquifer_names[1]
+end
+
+complete -c aquifer -n __fish_aquifer_live -f -a '$__fish_aquifer_names'
+"#;
+
+/// The completions of the table, with the names of a pool.
+pub fn with_names(shell: Shell, table: String, fabric: &Command) -> String {
+    let (names, options) = script(fabric);
+    match shell {
+        Shell::Bash => table + &BASH.replace("NAMES", &names),
+        Shell::Fish => {
+            let mut text = table + &FISH.replace("NAMES", &names);
+            for name in options {
+                let name = name.trim_start_matches('-');
+                let live = format!("-n __fish_aquifer_live -l {name} -x -a '$__fish_aquifer_names'");
+                writeln!(text, "complete -c aquifer {live}").expect("a text takes what is written");
+            }
+            text
+        }
+        Shell::Zsh => {
+            let table = table.replacen(ZSH_FUNCTION, "\n_aquifer_of_table() {", 1);
+            let live = format!("{}{ZSH_END}", ZSH.replace("NAMES", &names));
+            table.replacen(ZSH_END, &live, 1)
+        }
+        _ => table,
+    }
+}
+
+/// The script that finds names, for the commands of a pool; and the options that take one.
+fn script(fabric: &Command) -> (String, Vec<String>) {
     let (mut groups, mut options, mut cases) = (Vec::new(), Vec::new(), String::new());
     let mut commands: Vec<(String, &Command)> = Vec::new();
     options.extend(fabric.get_arguments().filter_map(option));
@@ -104,12 +171,12 @@ pub fn for_bash(fabric: &Command) -> String {
     of_options.sort_unstable();
     of_options.dedup();
     of_options.iter().for_each(|(option, list)| line(&mut cases, option, list));
-    let script = SCRIPT.replace("OPTIONS", &options.join(" | ")).replace("GROUPS", &groups.join(" | "));
-    script.replace("CASES\n", &cases)
+    let script = NAMES.replace("OPTIONS", &options.join(" | ")).replace("GROUPS", &groups.join(" | "));
+    (script.replace("CASES\n", &cases), of_options.into_iter().map(|(option, _)| option).collect())
 }
 
 fn line(cases: &mut String, what: &str, list: &str) {
-    writeln!(cases, "            \"{what}\") list={list} ;;").expect("a text takes what is written");
+    writeln!(cases, "        \"{what}\") list={list} ;;").expect("a text takes what is written");
 }
 
 /// The flag, if it takes a value.
@@ -124,103 +191,4 @@ fn list(arg: &Arg) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-    use std::process::Command as Process;
-
-    use crate::args;
-
-    /// A stand-in for the command, which lists names and notes what it was asked.
-    const STAND_IN: &str = "#!/bin/sh
-echo \"$*\" >> asked
-case \"$*\" in
-    *volumes) printf 'VOLUME  STATE\\ndb      bound\\ndata    bound\\n$(touch${IFS}owned) x\\n' ;;
-    *hosts) printf 'HOST\\nh001\\nh002\\n' ;;
-    *donors) printf 'DONOR\\nd7\\n' ;;
-    *) exit 1 ;;
-esac
-";
-
-    /// What is completed after each line, and what the command was asked for it.
-    fn completed(test: &str, lines: &[&str]) -> Vec<(String, String)> {
-        let directory = std::env::temp_dir().join(format!("aquifer-names-{test}-{}", std::process::id()));
-        fs::create_dir_all(&directory).expect("a directory");
-        let at = |name: &str| directory.join(name);
-        fs::write(at("aquifer"), STAND_IN).expect("written");
-        fs::set_permissions(at("aquifer"), fs::Permissions::from_mode(0o755)).expect("set");
-        fs::write(at("script"), super::super::script(clap_complete::Shell::Bash)).expect("written");
-        let complete = "source ./script
-            set -- \"./$1\"
-            COMP_LINE=$1 COMP_POINT=${#1}
-            read -ra COMP_WORDS <<< \"$1\"
-            [[ $1 == *' ' ]] && COMP_WORDS+=('')
-            COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-            _aquifer_live ./aquifer \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"
-            echo \"${COMPREPLY[*]}\"";
-        let one = |line: &&str| {
-            let _ = fs::remove_file(at("asked"));
-            let output = Process::new("bash").args(["-c", complete, "bash", line]).current_dir(&directory).output();
-            let output = output.expect("bash");
-            assert!(output.stderr.is_empty(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-            assert!(!at("owned").exists(), "a name was expanded");
-            let asked = fs::read_to_string(at("asked")).unwrap_or_default();
-            (String::from_utf8_lossy(&output.stdout).trim().to_owned(), asked.trim().to_owned())
-        };
-        let found = lines.iter().map(one).collect();
-        fs::remove_dir_all(&directory).expect("removed");
-        found
-    }
-
-    #[test]
-    fn names_of_the_pool_are_completed_where_they_are_meant() {
-        let cases = [
-            ("aquifer fabric bind ", "db data", "fabric volumes"),
-            ("aquifer fabric bind da", "data", "fabric volumes"),
-            ("aquifer fabric --json bind db ", "h001 h002", "fabric hosts"),
-            ("aquifer fabric move db --off ", "d7", "fabric donors"),
-            ("aquifer fabric drain --dry-run ", "d7", "fabric donors"),
-            ("aquifer fabric declare-gone host h001", "h001", "fabric hosts"),
-            ("aquifer fabric --url http://a:1 unbind ", "db data", "fabric --url http://a:1 volumes"),
-            ("aquifer fabric unbind --ca=x ", "db data", "fabric --ca=x volumes"),
-        ];
-        let found = completed("names", &cases.map(|(line, _, _)| line));
-        for ((line, names, asked), found) in cases.into_iter().zip(found) {
-            assert_eq!(found, (names.to_owned(), asked.to_owned()), "{line}");
-        }
-    }
-
-    #[test]
-    fn everything_else_is_completed_from_the_table() {
-        let found = completed(
-            "others",
-            &[
-                "aquifer fabric bi",
-                "aquifer fabric create ",
-                "aquifer fabric bind db h001 --dr",
-                "aquifer fabric accounts remove ",
-                "aquifer ru",
-            ],
-        );
-        for ((words, asked), (expected, question)) in found.iter().zip([
-            ("bind", ""),
-            ("--size", ""),
-            ("--dry-run", ""),
-            // Without an answer, the flags.
-            ("--json", "fabric accounts"),
-            ("run", ""),
-        ]) {
-            assert!(words.split(' ').any(|word| word == expected), "{expected} is not in: {words}");
-            assert_eq!(asked, question);
-        }
-    }
-
-    #[test]
-    fn every_list_exists() {
-        let cli = args::command_line();
-        let fabric = cli.find_subcommand("fabric").expect("it exists");
-        for (_, list) in super::LISTS {
-            assert!(fabric.find_subcommand(list).is_some(), "{list}");
-        }
-    }
-}
+mod tests;

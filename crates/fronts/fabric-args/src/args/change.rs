@@ -95,6 +95,20 @@ pub struct OfVolume {
     pub dry_run: DryRun,
 }
 
+/// The end of a volume.
+#[derive(Clone, Debug, Args)]
+pub struct Release {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: VolumeName,
+    /// Unbind it as well, if it is bound to a host
+    #[arg(long)]
+    pub unbind: bool,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
 /// Another size.
 #[derive(Clone, Debug, Args)]
 pub struct Resize {

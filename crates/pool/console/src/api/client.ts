@@ -32,6 +32,8 @@ export interface Request {
   readonly body?: unknown;
   readonly ifMatch?: string | undefined;
   readonly isDryRun?: boolean;
+  /** Whether a volume that is released is unbound first. */
+  readonly unbinds?: boolean;
 }
 
 /** A session: its token, and where it is ended. */
@@ -132,6 +134,9 @@ export class Client {
     }
     if (request.isDryRun) {
       headers["aquifer-dry-run"] = "true";
+    }
+    if (request.unbinds) {
+      headers["aquifer-unbind"] = "true";
     }
     const answer = await this.send(request, headers);
     return new Reader(answer.status === 204 ? null : await json(answer), request.path);

@@ -36,7 +36,7 @@ export type Act =
   | ({ readonly kind: "unbind" } & OfVolume)
   | ({ readonly kind: "grow" | "shrink"; readonly size: string } & OfVolume)
   | ({ readonly kind: "move"; readonly off: string | null } & OfVolume)
-  | ({ readonly kind: "release" } & OfVolume)
+  | ({ readonly kind: "release"; readonly unbinds: boolean } & OfVolume)
   | { readonly kind: "drain"; readonly donor: string; readonly undo: boolean }
   | { readonly kind: "declare-gone"; readonly of: "donor" | "host"; readonly name: string };
 
@@ -133,7 +133,7 @@ export function requestOf(act: Act): Request {
       return { method: "POST", path, body: act.off === null ? {} : { Donor: act.off } };
     }
     case "release":
-      return { method: "DELETE", path: chunk(act) };
+      return { method: "DELETE", path: chunk(act), ...(act.unbinds ? { unbinds: true } : {}) };
     case "drain": {
       const path = `${FABRIC}/Endpoints/Donor.${encodeURIComponent(act.donor)}/Actions/Oem/AquiferEndpoint.Drain`;
       return { method: "POST", path, body: { Draining: !act.undo } };
@@ -169,8 +169,9 @@ function words(act: Act): string[] {
     case "move":
       return ["move", act.volume, ...(act.off === null ? [] : ["--off", act.off])];
     case "unbind":
+      return ["unbind", act.volume];
     case "release":
-      return [act.kind, act.volume];
+      return ["release", act.volume, ...(act.unbinds ? ["--unbind"] : [])];
     case "drain":
       return ["drain", act.donor, ...(act.undo ? ["--undo"] : [])];
     case "declare-gone":

@@ -32,8 +32,11 @@ function actOf(intent: Intent): Act | null {
     case "declare-gone":
       return intent;
     case "unbind":
-    case "release":
-      return { kind: intent.kind, volume: intent.volume.name, pool: intent.volume.pool };
+      return { kind: "unbind", volume: intent.volume.name, pool: intent.volume.pool };
+    case "release": {
+      const { name, pool, host } = intent.volume;
+      return { kind: "release", volume: name, pool, unbinds: host !== null };
+    }
     default:
       return null;
   }
@@ -112,8 +115,9 @@ function draft(intent: Intent): Act {
     case "move":
       return { kind: "move", volume, pool: "", off: null };
     case "unbind":
+      return { kind: "unbind", volume, pool: "" };
     case "release":
-      return { kind: intent.kind, volume, pool: "" };
+      return { kind: "release", volume, pool: "", unbinds: false };
     default:
       return intent;
   }
@@ -139,6 +143,15 @@ function Form({ intent, isBusy, plan }: FormProps) {
     default:
       return null;
   }
+}
+
+/** What a person confirms before bytes are lost. */
+function lossOf(act: Act): string {
+  if (act.kind === "declare-gone") {
+    return "It is really gone: its bytes are given up.";
+  }
+  const isTaken = act.kind === "release" && act.unbinds;
+  return isTaken ? "It is taken from its host, and the bytes may be lost." : "The bytes may be lost.";
 }
 
 interface PlanProps {
@@ -167,7 +180,7 @@ function PlanView({ planned: { act, plan }, isBusy, back, carryOut }: PlanProps)
       {losesBytes(act.kind) && (
         <label class="check">
           <input type="checkbox" checked={isSure} onChange={(event) => setSure(event.currentTarget.checked)} />
-          {act.kind === "declare-gone" ? "It is really gone: its bytes are given up." : "The bytes may be lost."}
+          {lossOf(act)}
         </label>
       )}
       <div class="actions">

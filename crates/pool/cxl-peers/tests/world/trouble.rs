@@ -131,7 +131,7 @@ impl World {
                 Order::Bind(_, host) => edit.bind(volume, &host),
                 Order::Create(name, spec) => edit.create(volume, name, *spec),
                 Order::Grow(_, size) => edit.grow(volume, size),
-                Order::Release(_) => edit.release(volume),
+                Order::Release(_) => edit.unbind(volume).and_then(|()| edit.release(volume)),
                 Order::Unbind(_) => edit.unbind(volume),
             };
         }

@@ -101,9 +101,12 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Releases a volume. It is dropped when none of its memory is lent any more.
+    /// Releases a volume that no host has. It is dropped when none of its memory is lent any more.
     pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
         let mut released = self.desired.wanted(id)?.clone();
+        if let Some(host) = released.host {
+            return Err(Refusal::StillBound { volume: released.name, host });
+        }
         released.release();
         self.put(id, released, &[]);
         Ok(())

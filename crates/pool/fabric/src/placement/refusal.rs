@@ -77,6 +77,13 @@ pub enum Refusal {
         /// What was asked for.
         size: Bytes,
     },
+    /// The volume would be released, and a host has it.
+    StillBound {
+        /// The volume.
+        volume: VolumeName,
+        /// The host.
+        host: HostId,
+    },
     /// Fewer fault domains have room than a span has members.
     TooFewDomains {
         /// In which pool.
@@ -164,6 +171,11 @@ impl fmt::Display for Refusal {
             Self::Size { size } => {
                 write!(f, "a volume of {size} is not possible; ask for more than 0B, {VOLUME_MAX} at most")
             }
+            Self::StillBound { volume, host } => write!(
+                f,
+                "volume {volume} is bound to host {host}; unbind it first, or release it with --unbind (in REST, the \
+                 header Aquifer-Unbind: true)"
+            ),
             Self::TooFewDomains { pool, domain, needed, found } => write!(
                 f,
                 "{needed} members need as many fault domains ({domain:?}), and {found} of pool {pool} have room; add \

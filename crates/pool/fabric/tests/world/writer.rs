@@ -220,7 +220,7 @@ impl Writer {
                     Ok(())
                 }
                 Order::Grow(volume, size) => edit.grow(volume, size),
-                Order::Release(volume) => edit.release(volume),
+                Order::Release(volume) => edit.unbind(volume).and_then(|()| edit.release(volume)),
                 Order::Retire(donor) => {
                     edit.retire(&donor, &self.observed);
                     Ok(())

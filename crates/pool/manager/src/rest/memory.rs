@@ -158,7 +158,7 @@ pub(super) fn resize(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 pub(super) fn release(call: &Call<'_>) -> Result<Answer, Problem> {
-    let done = call.order(Act::Release(check_pool(call)?), call.is_dry_run())?;
+    let done = call.order(Act::Release(check_pool(call)?, call.unbinds()), call.is_dry_run())?;
     Ok(answered(call, 200, &done, None))
 }
 

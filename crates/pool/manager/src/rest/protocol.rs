@@ -15,6 +15,8 @@ use crate::order::{etag_of, matches};
 const ODATA_VERSION: &str = "4.0";
 /// The header that asks what a change would do.
 const DRY_RUN: &str = "aquifer-dry-run";
+/// The header that unbinds a volume which is released.
+const UNBIND: &str = "aquifer-unbind";
 /// Where DMTF publishes its schemas.
 const SCHEMAS: &str = "http://redfish.dmtf.org/schemas/v1";
 
@@ -43,24 +45,37 @@ pub(super) fn check_headers(request: &Request, route: &Route) -> Result<(), Prob
         let what = format!("Content-Encoding {} is not supported", encoding.escape_default());
         return Err(Problem::new(415, "Base.1.18.HeaderInvalid", what, "send the body as it is"));
     }
-    check_dry_run(request, route)
+    check_word(request, route, (DRY_RUN, "Aquifer-Dry-Run"), route.has_dry_run, "this request has no dry run")?;
+    check_word(request, route, (UNBIND, "Aquifer-Unbind"), route.has_unbind, "this request unbinds nothing else")
 }
 
-/// Refuses a dry run that would not be one: of a change that has none, and one that is not asked for in the right word.
-fn check_dry_run(request: &Request, route: &Route) -> Result<(), Problem> {
-    let Some(word) = request.header(DRY_RUN).filter(|_| route.method != Method::Get) else { return Ok(()) };
-    let refuse = |what: String, remedy| Err(Problem::new(400, "Base.1.18.HeaderInvalid", what, remedy));
+/// Refuses a header that would not have its effect, on a change that does not support it or in a wrong word: a dry run
+/// that would not be one.
+fn check_word(
+    request: &Request,
+    route: &Route,
+    (header, shown): (&str, &str),
+    is_supported: bool,
+    unsupported: &str,
+) -> Result<(), Problem> {
+    let Some(word) = request.header(header).filter(|_| route.method != Method::Get) else { return Ok(()) };
+    let refuse = |what: String, remedy: String| Err(Problem::new(400, "Base.1.18.HeaderInvalid", what, remedy));
     match word {
-        "true" if route.has_dry_run => Ok(()),
-        "true" => refuse("this request has no dry run".into(), "leave Aquifer-Dry-Run out"),
+        "true" if is_supported => Ok(()),
+        "true" => refuse(unsupported.into(), format!("leave {shown} out")),
         "false" => Ok(()),
-        word => refuse(format!("Aquifer-Dry-Run is {}", word.escape_default()), "send true or false"),
+        word => refuse(format!("{shown} is {}", word.escape_default()), "send true or false".into()),
     }
 }
 
 /// Whether a request asks what would happen. [`check_headers`] has checked that its route can say so.
 pub(super) fn is_dry_run(request: &Request) -> bool {
     request.header(DRY_RUN) == Some("true")
+}
+
+/// Whether a request to release a volume unbinds it first. [`check_headers`] has checked the word.
+pub(super) fn unbinds(request: &Request) -> bool {
+    request.header(UNBIND) == Some("true")
 }
 
 /// Whether an `Accept` header includes a media type (RFC 9110; preferences are ignored).

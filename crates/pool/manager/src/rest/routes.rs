@@ -82,16 +82,18 @@ pub(super) struct Route {
     pub(super) body: &'static [Property],
     /// Whether the header `Aquifer-Dry-Run` is allowed.
     pub(super) has_dry_run: bool,
+    /// Whether the header `Aquifer-Unbind` is allowed.
+    pub(super) has_unbind: bool,
     pub(super) answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 }
 
 const fn open(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
-    Route { method: Method::Get, path, summary, needs: None, body: &[], has_dry_run: false, answer }
+    Route { method: Method::Get, path, summary, needs: None, body: &[], has_dry_run: false, has_unbind: false, answer }
 }
 
 const fn get(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
     let needs = Some(Role::ReadOnly);
-    Route { method: Method::Get, path, summary, needs, body: &[], has_dry_run: false, answer }
+    Route { method: Method::Get, path, summary, needs, body: &[], has_dry_run: false, has_unbind: false, answer }
 }
 
 const fn change(
@@ -101,7 +103,7 @@ const fn change(
     body: &'static [Property],
     answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 ) -> Route {
-    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: false, answer }
+    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: false, has_unbind: false, answer }
 }
 
 impl Route {
@@ -121,6 +123,11 @@ impl Route {
     /// The route can also answer what a change would do.
     const fn with_dry_run(self) -> Route {
         Route { has_dry_run: true, ..self }
+    }
+
+    /// The route can unbind a volume first.
+    const fn with_unbind(self) -> Route {
+        Route { has_unbind: true, ..self }
     }
 }
 
@@ -161,6 +168,7 @@ pub(super) const ROUTES: &[Route] = &[
         needs: None,
         body: &[must("UserName", Text), must("Password", Text)],
         has_dry_run: false,
+        has_unbind: false,
         answer: access::login,
     },
     get("/redfish/v1/SessionService/Sessions/{SessionId}", "A session", access::session),
@@ -279,7 +287,7 @@ pub(super) const ROUTES: &[Route] = &[
     get(CHUNK, "A volume", memory::volume),
     change(Patch, CHUNK, "Grow or shrink a volume", &[must("MemoryChunkSizeMiB", Integer)], memory::resize)
         .with_dry_run(),
-    change(Delete, CHUNK, "Release a volume", &[], memory::release).with_dry_run(),
+    change(Delete, CHUNK, "Release a volume", &[], memory::release).with_dry_run().with_unbind(),
     change(
         Post,
         "/redfish/v1/Chassis/Pools/MemoryDomains/{PoolId}/MemoryChunks/{VolumeId}/Actions/Oem/AquiferMemoryChunk.Move",
@@ -399,6 +407,7 @@ pub(super) const ROUTES: &[Route] = &[
         needs: None,
         body: &[must("Token", Text), must("CertificateSigningRequest", Text)],
         has_dry_run: false,
+        has_unbind: false,
         answer: joining::join,
     },
     get(

@@ -315,6 +315,11 @@ impl Call<'_> {
         protocol::is_dry_run(self.request)
     }
 
+    /// Whether a volume that is released is unbound first.
+    pub(super) fn unbinds(&self) -> bool {
+        protocol::unbinds(self.request)
+    }
+
     /// Hands an order to the writer, and waits until it is stored.
     pub(super) fn order(&self, act: Act, is_dry_run: bool) -> Result<Done, Problem> {
         let (answer, answered) = sync_channel(1);

@@ -126,7 +126,15 @@ fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
     let volume = &desired.volumes[&V];
     assert_eq!(volume.leaving.keys().collect::<Vec<_>>(), [&MemberId(1)]);
     assert_eq!(volume.places().map(|(_, member)| member.id).collect::<Vec<_>>(), [MemberId(2)]);
-    edit(&topology, &mut desired, |edit| edit.release(V).expect("released"));
+    let refusal = edit(&topology, &mut desired, |edit| edit.release(V)).expect_err("it is bound");
+    assert!(
+        refusal.to_string().starts_with("volume v is bound to host h1; unbind it first, or release it with --unbind")
+    );
+    assert_eq!(desired.volumes[&V].host, Some(id("h1")), "a refusal changes nothing");
+    edit(&topology, &mut desired, |edit| {
+        edit.unbind(V).expect("unbound");
+        edit.release(V).expect("released");
+    });
     assert_eq!(desired.volumes[&V].leaving.len(), 2, "nothing that may be lent is dropped");
     edit(&topology, &mut desired, |edit| {
         edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp)).expect_err("not given back yet");
