@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs every test of the workspace, [`LANES`] test programs beside each other, and lists at the end how many tests
+//! Runs every test of the workspace, [`LANES`] test programs at a time, and lists at the end how many tests
 //! passed, failed and were skipped, and why.
 
 use std::collections::BTreeSet;
@@ -19,15 +19,15 @@ use crate::test_schedule::{LANES, Schedule};
 
 /// Names the file in which tests record their skips; as in `crates/lab/test-support/src/skips.rs`.
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
-/// How often running programs are looked at.
+/// How often running programs are polled.
 const POLL: Duration = Duration::from_millis(20);
-/// A test program that runs for longer is taken to hang: it is ended, and counts as failed.
+/// A test program that runs for longer counts as hung: it is killed, and has failed.
 const PROGRAM_MAX: Duration = Duration::from_secs(30 * 60);
 /// Maximum number of failed tests that get a second run, alone. With more of them, load is not the cause.
 const SECOND_RUNS_MAX: usize = 6;
-/// Lines of what a failed test printed that the summary repeats: the last ones, where the panic is.
+/// How many of the last lines of a failed test's output the summary repeats: the panic is there.
 const LAST_LINES: usize = 8;
-/// A test that printed this found wrong bytes. That is never a matter of load, so there is no second run.
+/// A test whose output contains this found wrong bytes. Load never causes that, so there is no second run.
 const FOUND_WRONG: &str = "wrong";
 
 /// The results to print at the end.
@@ -35,13 +35,13 @@ pub struct Summary {
     counts: TestCounts,
     skips: BTreeSet<Skip>,
     unsteady: Vec<String>,
-    /// The tests that failed, also those that passed in a second run, each with the end of what it printed.
+    /// The tests that failed, including those that passed in a second run, each with the end of its output.
     failures: Vec<String>,
 }
 
 /// One command that runs tests.
 struct Job {
-    /// As in the list of the slowest.
+    /// The name in the list of the slowest programs.
     name: String,
     command: Command,
     /// Whether one of its tests can be run by name.

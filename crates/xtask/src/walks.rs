@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The walks in ARCHITECTURE.md: the files that one fault, one eviction, … passes, in order. A step names a file below
-//! `crates/` and a function there. The check: the function is defined in the file, and some earlier file of the walk
-//! calls it.
+//! Checks the walks in ARCHITECTURE.md, which list the files that a fault, an eviction and so on pass through, in
+//! order. A step names a file below `crates/` and a function. The file must define the function, and an earlier file of
+//! the walk must contain its name, as a call does.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ struct Step {
     function: String,
 }
 
-/// Returns where the walks differ from the code.
+/// Returns the steps that do not match the code.
 pub fn check(root: &Path) -> Vec<String> {
     let document = fs::read_to_string(root.join(DOCUMENT)).unwrap_or_default();
     let walks = parse(&document);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_not_there_or_not_called_is_named() {
+    fn a_step_that_is_undefined_or_never_called_is_reported() {
         for (first, second, what) in [
             ("fn take() { prefetch(1) }", "fn fetch() {}", "step 2: no earlier file of the walk calls fetch"),
             ("fn take() { fetch(1) }", "fn fetch_all() {}", "step 2: b.rs has no function fetch"),

@@ -95,7 +95,7 @@ impl Drop for OrdinaryPin {
     }
 }
 
-/// Refuses a range that no memory of a program can have.
+/// Refuses a range outside the address space of programs.
 fn check(start: usize, len: usize) -> Result<(), Failure> {
     if len == 0 {
         return Err(aquifer::Error::EmptyRange.into());
@@ -105,7 +105,7 @@ fn check(start: usize, len: usize) -> Result<(), Failure> {
     if is_within { Ok(()) } else { Err(Failure::new(Code::OutOfRange, why)) }
 }
 
-/// The number that a call has returned, or the failure that it stands for.
+/// The return value of a call, or the failure that a negative value stands for.
 fn served(number: i64) -> Result<u64, Failure> {
     let failure = |code, why: &str| Err(Failure::new(code, why));
     match i32::try_from(number) {
@@ -119,7 +119,7 @@ fn served(number: i64) -> Result<u64, Failure> {
         Ok(outcome::LOST) => Err(aquifer::Error::Lost.into()),
         Ok(outcome::BEYOND_BUDGET) => failure(
             Code::BeyondBudget,
-            "more than a sixteenth of the budget would not stay in DRAM until it is used; ask for parts",
+            "the range is larger than a sixteenth of the budget, so it could be evicted before use; ask for parts",
         ),
         Ok(outcome::UNMANAGED) => failure(
             Code::Unmanaged,
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outside_of_aquifer_run_ordinary_memory_is_not_managed() {
+    fn ordinary_memory_is_unmanaged_without_aquifer_run() {
         let refused = of(Mapping { handle: HANDLE }).unwrap_err();
         assert_eq!(refused.code, Code::Unmanaged);
         assert!(of(Mapping { handle: 7 }).is_ok_and(|found| found.is_none()));

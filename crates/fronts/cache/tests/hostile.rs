@@ -23,7 +23,7 @@ fn resident_bytes(server: &Running) -> u64 {
     memory(server, "VmRSS:")
 }
 
-/// The most resident memory that the server has had.
+/// Peak resident memory of the server.
 fn resident_bytes_peak(server: &Running) -> u64 {
     memory(server, "VmHWM:")
 }
@@ -53,7 +53,7 @@ fn bytes_that_are_no_request_end_the_connection_with_an_error() {
         assert_eq!(client.reply(), Reply::Error(error.into()), "{}", bytes.escape_ascii());
         assert!(client.is_ended());
     }
-    // What came before is carried out.
+    // Requests before the malformed one are carried out.
     let mut client = server.client();
     client.send(b"SET k v\r\nGET k\r\n*x\r\nGET k\r\n");
     assert_eq!((client.reply(), client.reply()), (Reply::ok(), Reply::bytes(b"v")));

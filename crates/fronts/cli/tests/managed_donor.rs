@@ -13,10 +13,10 @@ use aquifer_control::{EndId, Kind, Patterns, Registrar, RegistrarSettings, Repor
 use aquifer_fabric::{Bytes, Term};
 use support::{aquifer, scratch};
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// A donor that ends with this.
+/// Kills its donor when it is dropped.
 struct Donor(Child);
 
 impl Drop for Donor {
@@ -79,5 +79,5 @@ fn a_donor_that_no_manager_could_use_is_refused() {
     let local = ["donor", "--size", "8MiB", "--listen", "unix:/tmp/none.sock"];
     let output = aquifer().args(local).args(managed).output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("lend at a port"), "{said}");
+    assert!(!output.status.success() && said.contains("listen on a port"), "{said}");
 }

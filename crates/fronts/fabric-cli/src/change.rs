@@ -95,12 +95,13 @@ pub(crate) fn unbind(session: &mut Session<'_>, args: &OfVolume) -> Result<(), F
     let path = format!("{CONNECTIONS}/{}", args.volume);
     if session.client.find(&path)?.is_none() {
         find(session, &args.volume)?;
-        return Err(failed(format!("volume {} is not bound; nothing is to be done", args.volume)));
+        return Err(failed(format!("volume {} is not bound, so there is nothing to unbind", args.volume)));
     }
     order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
 }
 
-/// Makes a volume larger or smaller. The ETag ensures that the size that was compared is the one that changes.
+/// Makes a volume larger or smaller. With the ETag, the manager refuses the change if the volume has changed since its
+/// size was read.
 pub(crate) fn resize(session: &mut Session<'_>, args: &Resize, grows: bool) -> Result<(), Failure> {
     let (path, found) = find(session, &args.volume)?;
     let size = Bytes(found.body["MemoryChunkSizeMiB"].as_u64().unwrap_or_default() << 20);

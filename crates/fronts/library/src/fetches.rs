@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The fetches that futures of one space wait for.
+//! The fetches that a space's futures wait for.
 //!
-//! The space's worker has at most [`DEPTH`] of them at a time, and starts them through the tier's queue; the others
-//! wait here, in order. The thread that waits for arrivals calls [`Fetches::turn`]. It is the thread of the executor of
-//! `contexts.rs`, or a separate one that lives while there are fetches and no such executor.
+//! At most [`DEPTH`] fetches at a time are with the space's worker, which starts them through the tier's queue; further
+//! ones are queued here, in order. The thread that waits for arrivals calls [`Fetches::turn`]: the executor's thread
+//! (`contexts.rs`), or a separate thread that runs while there are fetches and no executor.
 //!
-//! A request is only advice to the space, which may drop it. One that has not begun after a while is made again, and
-//! after [`TRIES_MAX`] times its future fetches the range itself, on the thread that polls it.
+//! A request is only advice to the space, which may drop it. A request whose fetch has not started within
+//! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
 //!
-//! Locks: the list's, and then the engine's. Wakers are called without either.
+//! Lock order: the list's lock, then the engine's. Wakers are called with neither lock held.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,15 +24,15 @@ use crate::Error;
 use crate::mapping::Inner;
 use crate::space::Shared;
 
-/// Fetches that the worker has at a time: as many as its queue takes (`QUEUE_DEPTH` of the pager), and as many ranges
-/// as the engine remembers.
+/// Maximum number of fetches with the worker: the depth of its queue (`QUEUE_DEPTH` of the pager), and the number of
+/// ranges that the engine remembers.
 pub(crate) const DEPTH: usize = 32;
-/// How long a request may take to begin before it is made again, and how often it is made.
+/// How long a requested fetch may take to start before the request is repeated, and how many requests are made.
 const BEGIN_WAIT: Duration = Duration::from_millis(5);
 const TRIES_MAX: u32 = 4;
-/// The longest wait for an arrival: one that was missed is found after it.
+/// The longest wait for an arrival. An arrival whose notification was missed is found after this time.
 pub(crate) const WAIT_ONCE: Duration = Duration::from_millis(5);
-/// How many waits without any fetch the thread makes before it ends.
+/// The thread ends after more than this many waits without a fetch.
 const IDLE_WAITS_MAX: u32 = 10;
 
 /// One fetch that a future waits for.

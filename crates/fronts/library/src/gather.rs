@@ -9,7 +9,7 @@ use std::fmt;
 use std::task::Poll;
 
 use aquifer_pager::memory_space::Gathering;
-/// Bytes of a mapping that are copied by [`Mapping::gather_pieces`].
+/// A range of a mapping that is copied by [`Mapping::gather_pieces`].
 pub use aquifer_pager::memory_space::Piece;
 
 use crate::range::within;
@@ -25,8 +25,8 @@ pub struct Gather<'m, 'p> {
 
 impl Gather<'_, '_> {
     /// Copies pieces that have arrived, and asks for more. Does not wait for pieces that are being read in place.
-    /// `Ready` when all pieces have been copied, or one of them cannot be: then some of the others have been copied.
-    /// Once it has ended, it is `Ready(Ok(()))`.
+    /// `Ready(Ok(()))` when all pieces have been copied, and at every call after the end. `Ready(Err(_))` when a piece
+    /// cannot be copied; others may have been copied by then.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].
@@ -43,7 +43,7 @@ impl Gather<'_, '_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits until it has ended.
+    /// Waits until all pieces have been copied, or one cannot be.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A space: opened by its builder, divided into mappings, closed when nothing of it is in use.
+//! A space: its builder opens it, mappings divide it, and it closes when no mapping, pin or clone is left.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ use crate::fetches::Fetches;
 use crate::named::NamedFile;
 use crate::{Builder, CloseError, Error, Histogram, Mapping, NamedError, Statistics};
 
-/// How long `close` waits for a thread that looks at a dropped mapping for the last time. A look takes some
-/// milliseconds.
+/// How long `close` waits for the thread that drives fetches, which uses the space for some milliseconds at a time, and
+/// may do so once more after the last future was dropped.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
 const CLOSE_WAIT_ONCE: Duration = Duration::from_millis(1);
 
@@ -139,7 +139,7 @@ impl Space {
                 Ok(shared) => return shared.memory.close().map_err(|_| CloseError::NoAnswer),
                 Err(shared) => shared,
             };
-            // The thread may look once more at fetches whose futures were dropped.
+            // Apart from a mapping, a pin or a clone, only this thread can still be using the space.
             if !shared.fetches.has_thread() || started.elapsed() > CLOSE_WAIT_MAX {
                 return Err(CloseError::InUse);
             }

@@ -87,7 +87,7 @@ fn play(tier: &str, block_size: &str, seed: u64) {
 }
 
 #[test]
-fn what_was_synced_is_found_again_and_nothing_else() {
+fn a_reopened_mapping_has_exactly_the_synced_contents() {
     if !can_run() {
         return;
     }
@@ -105,7 +105,7 @@ fn what_was_synced_is_found_again_and_nothing_else() {
     }
 }
 
-/// A mapping of which every word is its index times `salt`, synced and closed.
+/// Creates, syncs and closes a mapping in which every word is its index times `salt`.
 fn stored(scratch: &Scratch, bytes: usize, salt: u64) {
     let space = scratch.space("dram:size=64MiB", "64KiB");
     let mut mapping = space.map_named("stored", bytes).unwrap();

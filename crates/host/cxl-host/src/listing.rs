@@ -98,13 +98,13 @@ pub struct Region {
     pub targets: Vec<String>,
     /// Whether the decoders are set and locked.
     pub is_committed: bool,
-    /// Whether its driver has it, so that its memory can be used.
+    /// Whether a driver is bound to it, so that its memory can be used.
     pub is_enabled: bool,
     /// Its memory devices.
     pub devices: Vec<Device>,
 }
 
-/// Everything.
+/// The CXL memory of a machine, as sysfs shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Listing {
     /// The devices.
@@ -118,7 +118,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Reads everything. Empty on a machine without CXL.
+    /// Reads sysfs. Empty on a machine without CXL.
     pub fn read(tree: &dyn Tree) -> Listing {
         let names = tree.names(DEVICES).unwrap_or_default();
         let of = |prefix: &str| names.iter().filter(|name| is_numbered(name, prefix)).cloned().collect::<Vec<_>>();
@@ -149,7 +149,7 @@ impl Listing {
         self.regions.iter().find(|region| region.name == named)
     }
 
-    /// The memory device of this name, wherever it belongs.
+    /// The memory device of this name, in a region or in none.
     pub fn device(&self, named: &str) -> Option<&Device> {
         let of_regions = self.regions.iter().flat_map(|region| &region.devices);
         of_regions.chain(&self.devices).find(|device| device.name == named)

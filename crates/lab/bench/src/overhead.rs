@@ -110,11 +110,10 @@ pub struct Case {
     pub tier_bytes: u64,
     /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
-    /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget and
-    /// hot set: the minimum of native time over Aquifer's. Curve: the minimum of throughput with it over that without.
-    /// Idle: the maximum in ticks. Scattered: the maximum in microseconds. Donor: the same, and for TLS the minimum
-    /// relative to plain text. Striping: the minimum of the throughput over the sum of the cables. [`NO_BAR`]: only
-    /// reported.
+    /// Fault, scattered and donor: the maximum in microseconds; for TLS, the minimum of its throughput over that of
+    /// plain text. Listener: the maximum of its cost over that by signal. Below the budget and hot set: the minimum of
+    /// native time over Aquifer's. Curve: the minimum of throughput with sampling over that without. Idle: the maximum
+    /// in ticks. Striping: the minimum of the throughput over the sum of the cables. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
 
@@ -152,7 +151,7 @@ const fn of_threads(name: &'static str) -> Case {
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 512 * MIB, block_bytes: 0, bar: NO_BAR }
 }
 
-/// A pointer chase in a third of the budget, beside three times the budget that was written once.
+/// A pointer chase whose cycle takes a third of the budget, beside cold memory of three times the budget.
 const fn of_hot_set(name: &'static str, arguments: &'static [&'static str]) -> Case {
     let (overhead, program, budget_bytes) = (Overhead::HotSet, "pointer_chase", 192 * MIB);
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes: 1024 * MIB, block_bytes: 0, bar: 0.99 }

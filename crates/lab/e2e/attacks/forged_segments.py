@@ -3,7 +3,7 @@
 #
 # attack: needs=root run=alone delivery=signal limit=60
 #
-# Promise: a user who looks at running programs needs to trust none of them; root may change the budget of any.
+# Promise: listing running programs is safe even if they are hostile; root may change the budget of any program.
 # Attempt: another user keeps files open that have the name of a statistics segment: a FIFO that nobody writes to, a
 # segment whose text contains terminal escape sequences, one that is too short, and many whose texts look as if they
 # were always being written. Root runs `aquifer stat` for all programs, and `aquifer set` on a program of that user.
@@ -24,7 +24,7 @@ MS_REC, MS_PRIVATE, MNT_DETACH, PR_SET_DUMPABLE = 0x4000, 1 << 18, 2, 4
 
 
 def fifo():
-    """In a namespace of its own, at the root of a file system that is no longer mounted. False where there is none."""
+    """Holds a FIFO with the name of a segment, on a tmpfs that is then unmounted. False if this is not allowed."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 1)
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
@@ -48,7 +48,7 @@ def segment(content):
 
 
 def forger(act):
-    """A process of another user's that does this, and stays. Its id; none where it could not."""
+    """Starts a process of another user that calls `act` and stays. Returns its ID, or None if `act` failed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

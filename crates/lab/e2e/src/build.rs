@@ -21,7 +21,7 @@ pub const SCRATCH_VARIABLE: &str = "AQUIFER_E2E_SCRATCH";
 /// Names the installed torture program; by default it is compiled.
 pub const TORTURE_VARIABLE: &str = "AQUIFER_E2E_TORTURE";
 
-/// The repository.
+/// The root of the repository.
 pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
@@ -30,8 +30,9 @@ fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// Cargo, as a person starts it. The variables that it has set for this test program would make it build some libraries
-/// again, whose build scripts read them. `crates/xtask/src/ci.rs` removes the same variables.
+/// Cargo, with the environment that a shell has. Cargo sets variables for this test program, and build scripts of some
+/// libraries read them: if they were passed on, these libraries would be rebuilt. `crates/xtask/src/ci.rs` removes the
+/// same variables.
 fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());
@@ -44,7 +45,7 @@ fn cargo() -> Command {
     cargo
 }
 
-/// `cargo xtask`, built if it has changed.
+/// `cargo xtask`; Cargo rebuilds it if its sources have changed.
 pub fn xtask() -> Command {
     let mut cargo = cargo();
     cargo.args(["run", "--quiet", "--package", "xtask", "--target-dir"]).arg(target_directory()).arg("--");

@@ -85,10 +85,10 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
     );
 }
 
-/// If the program left such a signal at its default action and sent it to itself, the signal used to be lost: the
-/// pager's handler received it, and the program was not ended.
+/// Regression test: the pager's handler swallowed a SIGBUS or SIGSYS that a program sent to itself, so its default
+/// action did not end the program.
 #[test]
-fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
+fn sigbus_and_sigsys_that_a_program_raises_keep_their_action() {
     let main = "int main(int count, char **words) { evicted(1); int number = atoi(words[1]); (void)count;
         if (*words[2] == 'i') must(signal(number, SIG_IGN) != SIG_ERR, \"signal\");
         raise(number); press(); return 0; }";
@@ -102,7 +102,7 @@ fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
     }
 }
 
-/// The library's wrappers, and trapped calls, end a cancelled thread as the C library would; the pins are released.
+/// Wrapped and trapped calls are cancellation points, as in the C library, and a cancelled call releases its pins.
 #[test]
 fn a_waiting_thread_can_be_cancelled() {
     works(

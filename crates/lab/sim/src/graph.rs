@@ -198,7 +198,7 @@ mod tests {
         assert!(graph.neighbours.len() <= ((2 * DEGREE) << SCALE) as usize);
     }
 
-    /// Holds for both traces: memory is written once in order, every visit is to a block that exists, and no array's
+    /// Checks both traces: memory is written once in order, every visit is to a block that exists, and no array's
     /// block is visited twice in a row by the array's own walk.
     #[test]
     fn traces_are_within_their_arrays_and_the_same_for_the_same_seed() {

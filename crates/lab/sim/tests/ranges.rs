@@ -3,8 +3,8 @@
 
 //! Programs with several data structures: does each structure get the block size that suits it, whatever the others do?
 //!
-//! Guards against these failures: a hash table of which single pages are used makes the blocks of an index small; a
-//! scan makes the blocks of a hash table large; memory keeps the block size of its former use.
+//! Guards against these failures: single-page accesses to a hash table make the blocks of an index small; a scan makes
+//! the blocks of a hash table large; memory keeps the block size of its former use.
 
 use aquifer_core::engine::Settings;
 use aquifer_core::map::{Delivery, Pages};

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_as_it_is_at_first_is_all_zeros() {
+    fn the_initial_state_of_a_block_is_encoded_as_zeros() {
         assert_eq!(Block::new(Order::DEFAULT).to_entry(Order::DEFAULT), [0; 4]);
         assert_eq!(Block::of_entry([0; 4], Order::UNIT), Block::new(Order::UNIT));
         for (number, state) in State::ALL.into_iter().enumerate() {

@@ -67,12 +67,12 @@ pub enum Pattern {
 /// How long the blocks of a range stay in DRAM, compared with those of other ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Each arrival is as the first one: the policy keeps none of them for having come back.
+    /// The policy treats every fetch of a block as its first one: a refault does not make the block hot.
     Low,
     /// As the policy decides.
     #[default]
     Normal,
-    /// Spared by the search for victims, as if it had just been touched.
+    /// Passed over by the search for victims, like blocks that were just touched.
     High,
 }
 
@@ -83,7 +83,7 @@ pub struct Announced {
     pub pattern: Pattern,
     /// How long its blocks stay.
     pub priority: Priority,
-    /// The size of its blocks, if it is not to be learned.
+    /// The fixed size of its blocks. `None`: the size is learned from the accesses.
     pub block_size: Option<Order>,
 }
 

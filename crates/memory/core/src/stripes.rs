@@ -70,7 +70,7 @@ impl Stripes {
         if self.shards == 1 { 0 } else { (page.0 / self.pages % self.shards as u64) as usize }
     }
 
-    /// Where a page is among the pages of its shard: a shard's stripes follow each other, without what lies between.
+    /// The index of a page among the pages of its shard: the shard's stripes are counted without the gaps between them.
     pub fn place_of(&self, page: PageIndex) -> u64 {
         let rounds = page.0 / self.pages / self.shards as u64;
         if self.shards == 1 { page.0 } else { rounds * self.pages + page.0 % self.pages }
@@ -127,7 +127,7 @@ impl Stripes {
         let (first, last) = (start.0 / self.pages, end.0.saturating_sub(1) / self.pages);
         let stripes = if start < end { last - first + 1 } else { 0 };
         (0..self.shards).filter(move |shard| {
-            // How many stripes after the first one the shard has its first.
+            // The distance, in stripes, from the first stripe of the range to the shard's first one.
             let ahead = (*shard as u64 + shards - first % shards) % shards;
             ahead < stripes
         })

@@ -17,7 +17,7 @@ pub struct Watermarks {
     pub free_high: u64,
     min: u64,
     max: u64,
-    /// Consecutive looks that were in time.
+    /// Number of consecutive checks at which the worker was in time.
     in_time: u32,
 }
 
@@ -25,7 +25,7 @@ pub struct Watermarks {
 /// 40 ms of a fast disk, which is longer than the worker ever sleeps.
 const FREE_HIGH_MAX: u64 = 16_384;
 /// The high level is at most `1 / HIGH_MAX_PART` and at least `1 / HIGH_MIN_PART` of the budget. The maximum is the
-/// level that all programs had while it was fixed; the minimum is a choice.
+/// former fixed level; the minimum is a choice.
 const HIGH_MAX_PART: u64 = 32;
 const HIGH_MIN_PART: u64 = 256;
 /// The high level is never below this many pages.

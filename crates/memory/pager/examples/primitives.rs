@@ -250,7 +250,7 @@ fn protections(size: usize, count: usize) -> Result<f64, Errno> {
     refused.map_or(Ok(median), Err)
 }
 
-/// Drops resident pages, this many by one call.
+/// Drops resident pages, `together` in each call.
 fn drops(together: usize) -> Result<f64, Errno> {
     const CALLS: usize = 64;
     let range = Reserved::new(CALLS * together * APART)?;

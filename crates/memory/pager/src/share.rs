@@ -197,8 +197,8 @@ impl Pager {
     }
 }
 
-/// Whether the budget of an engine is to change from `before` to `pages`. A smaller budget takes effect at once and a
-/// larger one late, so that it does not oscillate.
+/// Whether the budget of an engine is to change from `before` to `pages`. The budget shrinks at once, and grows only by
+/// larger steps, so that it does not oscillate.
 fn changes(before: u64, pages: u64) -> bool {
     pages < before || pages - before > before / CHANGE_PART
 }
@@ -223,10 +223,10 @@ mod tests {
     use super::*;
     use crate::pager::tests::opened;
 
-    /// A worker had read the share, and waited for the division's lock. Meanwhile the share shrank, and was divided.
-    /// Then the worker divided the share that it had read, and the process exceeded its new one until the next change.
+    /// Regression test: a worker read the share and waited for the division's lock. Meanwhile another thread divided a
+    /// smaller share. The worker then divided its stale share, so the process exceeded its share until the next change.
     #[test]
-    fn what_is_divided_last_is_the_latest_share() {
+    fn a_stale_share_is_never_divided_after_a_newer_one() {
         let Some(pager) = opened(2, 256 << 20) else { return };
         let share = pager.share_now.load(Ordering::Relaxed);
         pager.own_pages.store(share / 8, Ordering::Relaxed);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_shrinks_soon_and_grows_late() {
+    fn a_budget_shrinks_at_once_and_grows_in_larger_steps() {
         let mut budget = 64 << 10;
         let mut sets = 0;
         // What the pager takes goes up and down by 1 %.

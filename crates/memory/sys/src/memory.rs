@@ -228,7 +228,7 @@ pub struct Span {
 /// Maximum number of ranges in one call of [`drop_spans`] or [`read_spans`]: UIO_MAXIOV.
 pub const SPANS_MAX: usize = 1024;
 
-/// A call of the kernel for many ranges at once, which not every kernel has. Remembers that it was refused.
+/// A system call for many ranges that some kernels lack. Remembers a refusal, so that the call is not repeated.
 struct Together(AtomicBool);
 
 impl Together {

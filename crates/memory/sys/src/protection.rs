@@ -24,7 +24,7 @@ pub struct Part {
 /// The protection of `start..end`, in order and without gaps. EFAULT if part of the range is not mapped, EIO if the
 /// kernel does not provide the list.
 pub fn of(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
-    // /proc/self is the main thread's, and is empty once that thread has ended.
+    // /proc/self/maps belongs to the main thread, and is empty once that thread has ended.
     let maps = File::open("/proc/thread-self/maps").map_err(|_| Errno(libc::EIO))?;
     among(BufReader::new(maps), start, end)
 }

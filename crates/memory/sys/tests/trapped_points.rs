@@ -73,7 +73,7 @@ extern "C-unwind" fn on_trap(_: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// A thread's function, and its type in `libc`.
+/// A thread's function, and the type that `libc` declares for it.
 type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type RunOfLibc = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -90,7 +90,7 @@ fn text() -> Range<usize> {
         (bound(start)..bound(end)).contains(&here).then(|| bound(start))
     });
     let text = start.expect("mapped")..aquifer_libcs_point as *const () as usize;
-    assert!(text.contains(&here), "the linker puts a section of another name behind");
+    assert!(text.contains(&here), "the linker put the C library's function before the program's text");
     text
 }
 
@@ -104,7 +104,7 @@ impl Drop for Armed {
     }
 }
 
-/// Reads with the C library's function: first bytes that are available, then one that never arrives.
+/// Reads by the C library's function: first bytes that are there, then a byte that never arrives.
 extern "C-unwind" fn reads(ends: *mut c_void) -> *mut c_void {
     set_trapping(Trapping::Ready);
     // On a kernel without this feature the test shows nothing.

@@ -157,7 +157,8 @@ fn read_log(
         }
         answer.records.iter().skip(known.map_or(0, |at| at + 1)).for_each(|record| see(Seen::Record(record)));
         *mark = answer.records.last().copied();
-        // The oldest ones. Of a log that was read in part, only the last one stays, so that the rest can be read.
+        // Clears the oldest records. If the log was read in part, only the last record read stays, so that the rest can
+        // be read.
         let count = answer.records.len();
         let stay = match (has_lost, has_more) {
             (true, _) => 0,
@@ -171,7 +172,7 @@ fn read_log(
         if handles.is_empty() {
             break;
         }
-        // Another manager may have cleared them first, which is no failure.
+        // Another manager may have cleared them first. That is no failure.
         let clear = ClearEventRecords { log, flags: 0, handles };
         match patiently(client, clock, is_busy, |client| client.run(path, &clear)) {
             Err(failure) if failure.return_code().is_none() => return Err(failure),

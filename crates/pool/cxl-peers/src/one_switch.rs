@@ -235,7 +235,10 @@ impl Peer {
         if said.has_lost {
             self.contents.forget_all();
             self.is_doubtful = true;
-            let what = format!("switch {}: event records were lost; its LDs are wiped again", self.config.name);
+            let what = format!(
+                "switch {}: event records were lost; its unbound LDs in pools are wiped again",
+                self.config.name
+            );
             self.notice("EventsLost", Severity::Warning, what);
         }
         for (port_id, ld_id) in said.bound {
@@ -250,7 +253,8 @@ impl Peer {
         }
     }
 
-    /// Compares what is read now with what was read before: devices that came or went, LDs that somebody has.
+    /// Compares the inventory with the previous one: reports devices that were inserted or removed, and marks LDs that
+    /// are bound as used.
     fn note_changes(&mut self, now: &Inventory) {
         let before = Arc::clone(&self.inventory);
         for (name, device) in &now.devices {
@@ -272,8 +276,8 @@ impl Peer {
         held.collect::<Vec<_>>().into_iter().for_each(|(name, ld_id)| self.contents.set(&name, ld_id, Content::Used));
     }
 
-    /// Aborts a background operation that does not end: of an earlier start of this manager, or of another manager that
-    /// is gone, too. Until then, it blocks the switch for all managers.
+    /// Aborts a background operation that does not end. Its manager may have crashed, and as long as it runs, the
+    /// switch refuses further background operations of all managers.
     fn abort_stalled(&mut self, client: &mut Client) -> Result<(), NotDone> {
         let now = self.clock.now();
         if !self.inventory.is_changing() {

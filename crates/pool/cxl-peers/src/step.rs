@@ -197,14 +197,14 @@ fn described(state: &Inventory, vppb: &Vppb) -> String {
     }
 }
 
-/// Binds an LD by the first of its device's heads that has it.
+/// Binds an LD. A device can have several heads, and a head may not reach every LD, so this tries its ports in order.
 pub(crate) fn bind_at_a_head(
     client: &mut Client,
     view: &DeviceView,
     vppb: &VppbAddress,
     ld_id: u16,
 ) -> Result<(), NotDone> {
-    let mut refused = NotDone::refused("the device is at no port; look at the switch");
+    let mut refused = NotDone::refused("the device is at no port of the switch; connect it");
     for port_id in &view.ports {
         let bind = BindVppb { vcs_id: vppb.vcs_id.0, vppb_id: vppb.vppb_id.0, port_id: *port_id, ld_id };
         match client.bind(&bind) {

@@ -13,7 +13,7 @@
 
 use aquifer_fmapi::Opcode;
 
-/// What a command changes, as bits of a line of the log. CXL 3.1, table 8-75.
+/// What a command changes: the bits of the command effect in an entry of the log (CXL 3.1, table 8-75).
 const NOTHING: u16 = 0;
 const COLD_RESET: u16 = 1 << 0;
 const CONFIGURATION: u16 = 1 << 1;

@@ -13,12 +13,12 @@ use crate::device::{Device, UNIT_BYTES};
 use crate::outcome::Effect;
 use crate::qos::TELEMETRY;
 
-/// Bytes before a list of allocations, and of one.
+/// Bytes of an answer before its list of allocations, and bytes of one allocation.
 const ANSWER_BYTES: usize = 4;
 const ALLOCATION_BYTES: usize = 16;
 
 impl Device {
-    /// The answer; None for a command of another set.
+    /// Answers a command of this set. `None` for a command of another set.
     pub(crate) fn answer_for_lds(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
         Some(match request {
             Request::GetLdCapabilities(_) => Ok(Response::GetLdCapabilities(LdCapabilities {
@@ -46,8 +46,8 @@ impl Device {
         })
     }
 
-    /// Sets all of them, or none: a partial success would leave the manager with neither state. The allocation of a
-    /// bound logical device does not change under its host.
+    /// Sets all allocations or none, so that the manager need not find out which ones were set. Refuses to change the
+    /// allocation of a bound logical device, because its host is using it.
     fn set_allocations(
         &mut self,
         context: &mut Context,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A configuration space: double words by number. The identity (vendor and device) and the class are read-only.
+//! A PCI configuration space. The identity (vendor and device) and the class are read-only.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(crate) const CLASS_MEMORY: u32 = 0x0005_0210;
 const IDENTITY: u16 = 0;
 const CLASS: u16 = 2;
 
-/// The configuration space of a function: double words by number. It holds at most 4096 registers, because there are no
-/// more numbers.
+/// The configuration space of a function: double words by register number. A number has 12 bits, which bounds the map
+/// at 4096 registers.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     values: BTreeMap<u16, u32>,
@@ -28,7 +28,7 @@ impl Registers {
         Self { values: BTreeMap::from([(IDENTITY, identity), (CLASS, class << 8)]) }
     }
 
-    /// Reads a register, or writes the bytes of it that are enabled and returns zero.
+    /// Reads the enabled bytes of a register; or writes them, and returns zero.
     pub fn access(&mut self, access: &ConfigurationAccess, data: u32) -> u32 {
         let value = self.values.get(&access.register).copied().unwrap_or_default();
         let enabled = (0..4).filter(|byte| access.byte_enables >> byte & 1 == 1);

@@ -137,7 +137,7 @@ fn volume_changes(
     to: Option<&DeclaredVolume>,
     changes: &mut Vec<Change>,
 ) {
-    // A volume that must be placed differently is a new volume.
+    // Only size, expiry and presentation change in place. For any other change, the volume is released and created.
     let from_kept = from.filter(|from| to.is_some_and(|to| is_same_kind(&from.spec, &to.spec)));
     if let Some(from) = from
         && from_kept.is_none()

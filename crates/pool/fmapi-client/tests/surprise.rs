@@ -137,7 +137,7 @@ fn play(seed: u64) -> (u32, usize, usize) {
         match result {
             Ok(()) => done += 1,
             Err(failure) => {
-                // What is not confirmed was bound, and lost with its device before that was read.
+                // An unconfirmed bind took effect, but its device was pulled out before the client read the state.
                 let is_expected = matches!(
                     failure.cause,
                     Cause::BackgroundFailed(_) | Cause::Busy { .. } | Cause::NotConfirmed { .. } | Cause::Refused(_)

@@ -114,7 +114,8 @@ macro_rules! commands {
                 }
             }
 
-            /// Decodes the response to a request. It must use up all of these bytes.
+            /// Decodes the response to a request. Bytes after the response are an error, except padding that the
+            /// dialect allows.
             pub fn decode(to: &Request, bytes: &[u8], dialect: &Dialect) -> Result<Self, DecodeFailure> {
                 let mut input = Reader::new(bytes, dialect);
                 let response = match to {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The first account. A manager without accounts makes `admin` with a random password, and writes the password to the
-//! file `initial-password` in its state directory, which only its owner can read. The file is removed when the password
-//! has been changed.
+//! The first account. A manager without accounts creates `admin` with a random password, and writes the password to the
+//! file `initial-password` (mode 0600) in its state directory. It removes the file once the password has been changed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +21,7 @@ use crate::sessions::Sessions;
 pub(crate) const ADMIN: &str = "admin";
 const FILE: &str = "initial-password";
 
-/// Makes the first account if there is none. Returns whether it did.
+/// Creates the first account if there is no account. Returns whether it did.
 pub(crate) fn make_first(
     sessions: &Mutex<Sessions>,
     store: &mut ManagerStore,
@@ -35,7 +34,7 @@ pub(crate) fn make_first(
     let password = hex(&random::<12>());
     let path = directory.join(FILE);
     let unwritable = |error: io::Error| format!("{}: {error}; make the state directory writable", path.display());
-    // The file comes first: an account whose password nobody knows would be of no use.
+    // The file is written first: after a crash in between, nobody would know the password of the account.
     let _ = fs::remove_file(&path);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     file.and_then(|mut file| writeln!(file, "{password}").and_then(|()| file.sync_all())).map_err(unwritable)?;

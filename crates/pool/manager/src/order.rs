@@ -31,13 +31,13 @@ pub(crate) enum Act {
     Release(VolumeName, bool),
     Resize(VolumeName, Bytes),
     Retire(DonorId),
-    /// An order to a switch, which changes nothing that is desired.
+    /// An order to a switch. It does not change the desired state.
     Switch(Box<SwitchAct>),
     Unbind(VolumeName),
 }
 
 impl Act {
-    /// The volume that it is about.
+    /// The volume that this changes, if it is exactly one.
     pub(crate) fn volume(&self) -> Option<&VolumeName> {
         match self {
             Self::Bind(name, _)
@@ -78,11 +78,11 @@ impl fmt::Display for Act {
 pub(crate) struct Order {
     pub(crate) act: Act,
     pub(crate) who: String,
-    /// The ETag that the volume must have.
+    /// The ETag that the volume must still have for the order to be carried out.
     pub(crate) if_match: Option<String>,
     /// `true` to report what would change, and change nothing.
     pub(crate) is_dry_run: bool,
-    /// The request that brought it.
+    /// The request that contained the order.
     pub(crate) cause: Cause,
 }
 

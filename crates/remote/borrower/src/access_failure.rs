@@ -38,7 +38,7 @@ pub(crate) enum LinkFailure {
 }
 
 impl LinkFailure {
-    /// The failure that the kernel, a device or a TLS session reports by this number.
+    /// The failure that stands for an errno of the kernel, a device or a TLS session.
     pub(crate) fn of_errno(errno: i32) -> LinkFailure {
         match errno {
             libc::EBADMSG => LinkFailure::Damaged,
@@ -55,7 +55,7 @@ impl LinkFailure {
         }
     }
 
-    /// The number for the user of a tier.
+    /// The errno that the tier reports to its caller.
     pub(crate) fn errno(self) -> i32 {
         match self {
             LinkFailure::Damaged => libc::EBADMSG,
@@ -119,7 +119,7 @@ impl AccessFailure {
         }
     }
 
-    /// The number for the user of a tier.
+    /// The errno that the tier reports to its caller.
     pub(crate) fn errno(self) -> i32 {
         match self {
             AccessFailure::Busy => libc::EBUSY,

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_hurts_its_borrower_alone() {
+    fn truncating_a_file_affects_only_its_own_borrower() {
         for_each(|lent| {
             let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
             lent.provide(LentSlab(1), 1).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_refused() {
+    fn providing_more_than_the_file_system_holds_is_refused() {
         let Ok(own) = own_tmpfs(SLAB_BYTES) else {
             aquifer_test_support::skip("a tmpfs of our own is refused");
             return;

@@ -180,7 +180,7 @@ impl Service {
         }
     }
 
-    /// Wipes one slab, which was taken for that; calls `between` after each piece.
+    /// Wipes a slab that `take_unwiped` returned. Calls `between` after each piece.
     fn wipe(&self, slab: LentSlab, between: &mut dyn FnMut()) {
         self.shut_out(|one_sided| one_sided.close(slab));
         self.slabs.wipe(slab, between);
@@ -203,8 +203,8 @@ impl Service {
         }
     }
 
-    /// Grants a slab for a range, and waits for one to be wiped if there is no other. [`Refusal::Busy`] if that takes
-    /// too long.
+    /// Grants a slab for a range. If all free slabs are unwiped, waits until one is wiped; if that takes longer than
+    /// [`GRANT_TIMEOUT`], returns [`Refusal::Busy`].
     pub(crate) fn grant_slab(
         &self,
         tenant: TenantQuota,

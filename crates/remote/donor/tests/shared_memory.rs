@@ -275,7 +275,7 @@ fn another_user_neither_borrows_nor_lends() {
     assert!(refused(&donor, Refusal::OtherUser) > 0);
     assert!(lines.lock().unwrap().iter().any(|line| line.contains("a process of user 65534")), "{lines:?}");
 
-    // And the other way round: none of root's data goes to a user who has created a socket there.
+    // Conversely, root sends no data to a donor of another user that listens at the expected place.
     let theirs = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
@@ -291,7 +291,7 @@ fn another_user_neither_borrows_nor_lends() {
 }
 
 #[test]
-fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
+fn reclaimed_memory_is_requested_first_and_revoked_at_the_deadline() {
     let (donor, _) = start(settings(6));
     let tier = Kind::Shared.tier(donor.place(), "12MiB");
     let write = |slab: u64, version| {
@@ -311,8 +311,8 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
         read
     };
     (0..4).for_each(|slab| write(slab, slab).unwrap());
-    // Two slabs are free, so one is asked for. The borrower is notified when it sends any request, and its anchor,
-    // which it does not read, keeps nobody waiting.
+    // Two slabs are free, so the donor requests one. The borrower is notified with the answer to any request. The donor
+    // does not wait for its anchor connection, which the borrower does not read.
     assert_eq!(donor.reclaim(3 * SLAB_BYTES, Duration::from_secs(300)), SLAB_BYTES);
     assert_eq!(tier.leaving(0), None);
     tier.upkeep().unwrap().turn(None);
@@ -323,7 +323,7 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
     assert_eq!(tier.leaving(0), None);
     wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 3 * SLAB_BYTES);
     assert_eq!(write(3, 31), Err(Disposition::Refuse), "nothing new");
-    // What stays is lost when the time has come, and nobody reads anything else in its place.
+    // Slabs that are not returned by the deadline are lost: a read fails, and never returns other bytes.
     donor.reclaim(EVERY_BYTE, Duration::from_millis(300));
     (0..3).for_each(|slab| read(slab, slab).unwrap());
     let all = wait_until(&donor, |status| status.figure(Figure::ReclaimedBytes) == 6 * SLAB_BYTES);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* Threads use the same handles while others close them: each call works, or says that the handle is gone. */
+/* Threads use handles while another thread closes them: each call succeeds, or fails because the handle is closed or
+   the range is pinned. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,7 +28,7 @@ static void *use(void *argument) {
         CHECK(returned == AQUIFER_ERR_HANDLE || (returned == AQUIFER_OK && number == number_at(index)));
         returned = aquifer_gather_poll(gather);
         CHECK(returned == AQUIFER_ERR_HANDLE || returned == AQUIFER_ERR_CLOSED || returned >= 0);
-        /* A copy pins what it copies while it runs. */
+        /* A copy in another thread pins the range until it ends. */
         returned = aquifer_evict(mapping, 0, MIB);
         CHECK(returned == AQUIFER_ERR_HANDLE || returned == AQUIFER_ERR_PINNED || returned == AQUIFER_OK);
     }

@@ -73,8 +73,8 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         (of_source, node) => of_source.or(node),
     };
     if is_local && args.rdma.is_some() {
-        let cause = format!("nothing goes over a device at {}: programs there share the memory itself", args.listen);
-        return Err(Failure::new(ExitCode::Usage, cause, "leave --rdma out, or lend at a port"));
+        let cause = format!("--rdma has no effect at {}: programs there map the memory itself", args.listen);
+        return Err(Failure::new(ExitCode::Usage, cause, "leave --rdma out, or listen on a port"));
     }
     let size = args.size.expect("clap asks for it");
     let nobody = |cause: String, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
@@ -105,17 +105,17 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     })
 }
 
-/// The source of shared memory for the requested source, or why that source cannot be shared.
+/// The source to use for shared memory, or why the requested source cannot be shared.
 fn shared(asked_for: &Source) -> Result<Source, Failure> {
     let refuse = |cause, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
     match asked_for {
         Source::Huge => refuse(
-            "--source huge cannot be shared: what is shared is written by write(2), which huge pages refuse",
-            "leave it out; as root, a donor shares huge pages of another kind",
+            "--source huge cannot be shared: borrowers write by write(2), which hugetlbfs does not support",
+            "leave it out; a donor that runs as root shares transparent huge pages",
         ),
         Source::Dax(_) => refuse(
-            "--source dax cannot be shared: each borrower gets a file of its own, and a device has none",
-            "leave it out, or lend it at a port",
+            "--source dax cannot be shared: each borrower gets its own file, and a device cannot be divided into files",
+            "leave it out, or listen on a port",
         ),
         Source::Anonymous | Source::Memfd => Ok(Source::Memfd),
     }

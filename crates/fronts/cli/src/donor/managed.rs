@@ -67,7 +67,7 @@ impl ManagedArgs {
         if is_local {
             return usage(
                 "--manager is for donors that other machines reach, and this one shares memory through a socket",
-                "lend at a port, or leave --manager out",
+                "listen on a port, or leave --manager out",
             );
         }
         let id = match &self.id {

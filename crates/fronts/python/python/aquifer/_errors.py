@@ -141,7 +141,7 @@ class PinnedError(Error, BufferError):
 
 
 class PinnedTooMuchError(Error, MemoryError):
-    """As much is pinned as the budget allows."""
+    """More would be pinned than ``bytes_max``, or there are 1,024 pins. Release a pin first."""
 
     bytes_max: int
 

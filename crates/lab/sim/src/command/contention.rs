@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer-sim contention`: how many faults per second threads get on machines of other sizes.
+//! `aquifer-sim contention`: predicts the faults per second on machines with other numbers of cores.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ pub fn run(arguments: &Contention, out: &mut impl Write) -> Result<u8, Failure> 
     };
     if cost.held_ns > cost.thread_ns + cost.worker_ns || cost.thread_ns == 0.0 {
         return Err(Failure::Usage(
-            "the lock is held for a part of the CPU time; give --thread-us and --worker-us that include --held-us"
+            "--held-us is a part of --thread-us and --worker-us: give --thread-us above 0 and a sum of at least --held-us"
                 .into(),
         ));
     }

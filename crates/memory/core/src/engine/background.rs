@@ -121,7 +121,7 @@ impl Plan {
     }
 }
 
-/// How much of a plan may use the tier.
+/// How much a plan may transfer to and from the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfers {
     /// Maximum number of blocks.

@@ -49,7 +49,7 @@ impl Opened {
     }
 }
 
-/// The pages in which the policy's entries of these [`OPENED_UNITS`] units lie.
+/// The pages that hold the policy's entries of group number `at` of [`OPENED_UNITS`] units.
 fn policy_pages(at: usize) -> std::ops::RangeInclusive<usize> {
     let bytes = OPENED_UNITS as usize * NODE_BYTES as usize;
     at * bytes / PAGE_BYTES as usize..=((at + 1) * bytes - 1) / PAGE_BYTES as usize

@@ -4,11 +4,11 @@
 //! The structures of libibverbs that cross its boundary, as `infiniband/verbs.h` of rdma-core 44 lays them out.
 //!
 //! Its ABI is versioned (`libibverbs.so.1`, symbols `IBVERBS_1.x`) and these structures have grown only at the end. The
-//! test at the end compares every size and offset with the machine's header, if there is one and a C compiler.
+//! test at the end compares every size and offset with the installed header, if there are a header and a C compiler.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A function that is not called through its pointer here.
+/// A function pointer that this crate does not call.
 pub(super) type Unused = Option<unsafe extern "C" fn()>;
 
 #[repr(C)]
@@ -18,7 +18,7 @@ pub(super) struct ContextOps {
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
     pub unused_before_send: [Unused; 12],
     pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
-    pub unused_behind: [Unused; 6],
+    pub unused_after_send: [Unused; 6],
 }
 
 /// Further fields belong to the library.

@@ -219,8 +219,8 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
 
 impl<S> Drop for EncryptedQueue<S> {
     fn drop(&mut self) {
-        // Requests that have not been started never will be. Requests in flight use our frames until the queue
-        // underneath has waited for them.
+        // Requests that have not been started are dropped. Requests in flight use our frames, so wait until the inner
+        // queue has completed them.
         self.submitted.clear();
         while self.inner.in_flight() > 0 {
             let frames = self.parts.room.get().map(|room| &room.frames);

@@ -162,7 +162,7 @@ impl Sealing for Secrets {
     fn forget(&self, first: usize, pages: usize) {
         for page in first..first + pages {
             let Some(record) = self.record(page) else { return };
-            // Avoids a store to memory that nobody has touched.
+            // A store would make the kernel allocate a page for records that were never written.
             if is_sealed(get(record)) {
                 put(record, [0; RECORD_WORDS]);
             }
@@ -173,7 +173,7 @@ impl Sealing for Secrets {
         let Some(record) = self.record(page).map(get).filter(|record| is_sealed(*record)) else { return Again::Plain };
         let mut key = [0; KEY_BYTES];
         key.chunks_exact_mut(8).zip(record).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
-        // Other bytes under the same key would be readable by anybody who has both messages.
+        // To seal other bytes under the same key and nonce would let anyone who has both messages decrypt them.
         if seal_page(&key, plain, sealed) == Some(record) { Again::Sealed } else { Again::Not }
     }
 

@@ -69,7 +69,7 @@ export function AccountsPage() {
           Add an account
         </button>
       </div>
-      <Table caption="Accounts" rows={accounts} columns={columns} keyOf={(one) => one.name} empty="None is known." />
+      <Table caption="Accounts" rows={accounts} columns={columns} keyOf={(one) => one.name} empty="No accounts." />
       <Command text={commandLine(["accounts"], location.origin)} />
       {wish && <AccountDialog wish={wish} close={() => setWish(null)} done={done} />}
     </>

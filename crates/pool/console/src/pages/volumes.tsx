@@ -64,7 +64,7 @@ export function VolumesPage() {
           label="Search"
           type="search"
           value={search}
-          hint="Names, states, hosts, pools, zones"
+          hint="Name, state, host, pool, zone, class or redundancy"
           enter={setSearch}
         />
         {mayCreate && (
@@ -78,7 +78,7 @@ export function VolumesPage() {
         rows={found}
         columns={COLUMNS}
         keyOf={(one) => `${one.pool}/${one.name}`}
-        empty="No volume is found."
+        empty="There are no volumes, or none matches."
       />
       <Table caption="Zones" rows={pool.zones} columns={ZONES} keyOf={(zone) => zone.name} empty="There is no zone." />
       <Command text={commandLine(["volumes"], location.origin)} />

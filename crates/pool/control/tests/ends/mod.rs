@@ -35,7 +35,7 @@ pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// An end that remembers what it was asked for.
+/// An end that records the queries and the commands that it gets.
 pub struct Noted {
     pub kind: Kind,
     pub gate: Gate,

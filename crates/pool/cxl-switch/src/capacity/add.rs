@@ -100,9 +100,8 @@ impl Capacity {
         Ok(ranges)
     }
 
-    /// Checks that the new capacity may have its tags: a tag belongs to one host, which may get more capacity with it,
-    /// or is shared, and then no capacity is added to it. Also checks that the device can track the new extents and
-    /// tags.
+    /// Checks that the new capacity may have its tags: capacity can be added to the tag of one host, but only for that
+    /// host, and never to the tag of shared capacity. Also checks that the device can track the new extents and tags.
     fn check_tags(&self, host_id: u16, new: &[(Range<u64>, Tag)]) -> Result<(), ReturnCode> {
         let mut tags = self.tags();
         for tag in new.iter().map(|(_, tag)| tag).filter(|tag| **tag != NO_TAG) {
@@ -135,7 +134,7 @@ impl Capacity {
         held.reported()
     }
 
-    /// Makes the capacity with a tag pending for another host, too.
+    /// Offers the shared capacity with a tag to a further host.
     fn share(&mut self, host_id: u16, add: &InitiateDcAdd) -> Result<Vec<Extent>, ReturnCode> {
         let region = self.region(add.region)?.clone();
         let of_tag: Vec<Held> = self.extents.iter().filter(|held| held.tag == add.tag).copied().collect();

@@ -3,10 +3,10 @@
 
 //! Traces as pcap files, little-endian, with times in microseconds.
 //!
-//! The link type is LINKTYPE_MCTP (291): every packet begins with the four bytes of MCTP's transport header (DSP0236,
-//! section 8.1), which is what CCI messages travel in, so that no user-defined type has to be agreed upon. Each message
-//! is one packet, with its start and end flags, however the transport cut it: MCTP leaves the length of a packet to the
-//! binding. A mailbox has no MCTP; its messages are recorded as if they had come from a bus.
+//! The link type is LINKTYPE_MCTP (291), so that readers need no agreement on a user-defined type: every packet begins
+//! with the four bytes of MCTP's transport header (DSP0236, section 8.1), which carries CCI messages. Each message is
+//! one packet with both the start and the end flag, even if the transport had fragmented it: MCTP leaves the maximum
+//! packet length to the binding. A mailbox does not use MCTP; its messages are recorded with the same header.
 //!
 //! | offset | bytes | field |
 //! |--------|-------|-------|
@@ -31,7 +31,7 @@ use super::{Direction, Trace, Traced};
 pub const LINKTYPE_MCTP: u32 = 291;
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: u32 = 2 | 4 << 16;
-/// A message of 21 bits of length with its headers.
+/// The longest CCI message, whose length field has 21 bits, with its headers.
 const PACKET_BYTES_MAX: u32 = (1 << 21) + 64;
 const FILE_HEADER_BYTES: usize = 24;
 const PACKET_HEADER_BYTES: usize = 16;
@@ -39,7 +39,7 @@ const MCTP_BYTES: usize = 5;
 const MCTP_VERSION: u8 = 1;
 const START_AND_END: u8 = 0xc0;
 const OWNER: u8 = 0x08;
-/// Endpoints of the file: the client, and the peer. The IDs that a transport uses are not recorded.
+/// The endpoint IDs in the file: the client's and the peer's. The IDs that the transport uses are not recorded.
 const OWN_EID: u8 = 9;
 const PEER_EID: u8 = 8;
 

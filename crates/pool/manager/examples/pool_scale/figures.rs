@@ -37,7 +37,7 @@ impl Figures {
         self.0.push(Figure { volumes, what: what.to_owned(), took });
     }
 
-    /// Adds the median and the largest of some durations, and forgets them.
+    /// Adds the median and the largest of the durations, and clears the list.
     pub(crate) fn add_median(&mut self, volumes: usize, what: &str, took: &mut Vec<Duration>) {
         took.sort();
         if let (Some(median), Some(max)) = (took.get(took.len() / 2), took.last()) {
@@ -52,7 +52,8 @@ impl Figures {
         Some((bar, figure.took <= Duration::from_millis(bar)))
     }
 
-    /// How a figure grows from the smallest pool to the largest, and how its logarithm does.
+    /// A figure in the largest pool divided by that in the smallest; and the same ratio of the logarithms of their
+    /// numbers of volumes, which is its bar.
     fn growth(&self, what: &str) -> Option<(f64, f64)> {
         let of_it: Vec<&Figure> = self.0.iter().filter(|figure| figure.what == what).collect();
         let (first, last) = (of_it.first()?, of_it.last()?);

@@ -201,7 +201,7 @@ impl Daemon {
     pub fn raw_at(&self, address: &str, bytes: &[u8]) -> Option<String> {
         let mut stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
-        // A daemon that refuses what it has not read yet may close first.
+        // A daemon that refuses a request before it has read all of it may close the connection first.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -221,7 +221,7 @@ impl Daemon {
         format!("x-auth-token: {}\r\n", answer.header("x-auth-token").expect("a token"))
     }
 
-    /// Waits until everything is as it is desired to be. `false` if the daemon was killed.
+    /// Waits until the pool is in the desired state. `false` if the daemon was killed.
     pub fn settle(&self, token: &str) -> bool {
         let begun = Instant::now();
         let mut rounds = None;

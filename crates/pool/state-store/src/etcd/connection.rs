@@ -68,7 +68,7 @@ pub(super) fn connector(tls: &EtcdTls) -> Result<TlsConnector, NotSettings> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// A connection that takes one request after the other.
+/// A connection that carries one request at a time.
 pub(super) struct Connection {
     sender: SendRequest<Full<Bytes>>,
     host: String,
@@ -79,7 +79,7 @@ impl Connection {
     pub(super) async fn open(endpoint: &Endpoint, tls: Option<&TlsConnector>) -> Result<Connection, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(|error| text(&error))?;
-        // A request is one write, and its answer is waited for.
+        // Nagle's algorithm could only delay: a request is one write, and its answer comes before the next one.
         stream.set_nodelay(true).map_err(|error| text(&error))?;
         let stream: Box<dyn Stream> = match tls.filter(|_| endpoint.is_https) {
             None => Box::new(stream),
@@ -89,7 +89,7 @@ impl Connection {
             }
         };
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
-        // It ends with its sender, or with the runtime.
+        // The task ends when the sender is dropped, or with the runtime.
         tokio::spawn(connection);
         Ok(Connection { sender, host: endpoint.authority() })
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A queue to each member, so that all members have work: the common part of an array's queues.
+//! A queue to each member, so that all members work in parallel: the common part of an array's queues.
 //!
 //! Threads: the worker that owns them. Allocates when they are opened, and when a member has joined.
 
@@ -15,14 +15,14 @@ use aquifer_tier::{Activity, Completion, Request, TierFailure, TierQueue, Wait};
 
 use super::{Parts, tier_failure};
 
-/// One wait in the kernel.
+/// Maximum time of one wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// The queue to one member.
 struct MemberQueue {
     /// `None`: no member has this seat, or it has joined a moment ago.
     queue: Option<Box<dyn TierQueue>>,
-    /// A request was submitted and not kicked.
+    /// True while a submitted request has not been kicked.
     waits_for_kick: bool,
     /// The descriptor that is watched for this queue.
     watched: Cell<Option<i32>>,
@@ -35,7 +35,7 @@ pub(super) struct MemberQueues {
     /// Completions that came from members and have not been processed.
     landed: Vec<Completion>,
     parts: Arc<Parts>,
-    /// The changes of the member table that these queues have followed.
+    /// The number of changes of the member table up to which the queues are complete.
     followed: u64,
     depth: u32,
 }

@@ -116,7 +116,7 @@ impl ArrayQueue {
         }
     }
 
-    /// Whether a member is present, as far as this process knows, and has a queue.
+    /// Whether a member has a queue and, as far as this process knows, is not lost.
     fn is_there(&self, member: usize) -> bool {
         !self.parts.members[member].is_lost() && self.queues.has(member)
     }

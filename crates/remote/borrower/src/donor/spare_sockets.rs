@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_that_were_not_kept_are_taken_again() {
+    fn sockets_that_were_not_kept_are_reused() {
         let spares = SpareSockets::new(SocketAddr::from(([127, 0, 0, 1], 0)), 2);
         assert_eq!(spares.count(), 2);
         let first = spares.take().unwrap();

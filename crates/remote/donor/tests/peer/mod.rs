@@ -134,12 +134,12 @@ fn session(mut stream: TcpStream, files: &Files) -> StreamOwned<ClientConnection
     StreamOwned::new(session, stream)
 }
 
-/// A connection.
+/// A connection to a donor, as a borrower opens one.
 pub struct Peer {
     pub stream: Stream,
     pub next: u64,
     pub welcome: Option<Message>,
-    /// What the donor has said unasked.
+    /// Revocations, which the donor sends without a request.
     pub revoked: Vec<Message>,
 }
 

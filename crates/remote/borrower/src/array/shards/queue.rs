@@ -347,7 +347,7 @@ impl TierQueue for ShardQueue {
         if wait == Wait::ForOne && self.finished.is_empty() {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
-            // This ends because each member's queue gives up requests that are not answered.
+            // This ends because each member's queue has a time limit for answers.
             while self.finished.is_empty() && self.flying() > 0 {
                 let wait_for = self.queues.wait();
                 self.pump(wait_for);
