@@ -4,7 +4,8 @@
 /*
  * Far memory for C and C++ programs: more memory than a budget of DRAM allows, over flash, the memory of other
  * machines, or compressed memory. A space is a budget of DRAM with one or more tiers; a mapping is memory of a space,
- * and is used like any other memory. docs/c.md has examples; there is a manual page for each call.
+ * and is used like any other memory. docs/c.md has examples; there is a manual page for each call. The header needs at
+ * least C99 or C++11.
  *
  * Every call returns 0 or a positive number if it succeeds, and a negative number of enum aquifer_error if it fails.
  * aquifer_error_message() then says the cause and the remedy. No call ends the process, and no call writes to its

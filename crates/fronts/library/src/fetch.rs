@@ -5,7 +5,7 @@
 //!
 //! First poll: asks the space's list of fetches (`fetches.rs`) for the range. Later polls: check whether it has
 //! arrived. The last step, which puts the blocks at their addresses, is made by the thread that polls: it needs no
-//! transfer, unless the blocks have been evicted again meanwhile.
+//! transfer, unless the blocks have been evicted again meanwhile. Dropping the future takes it off the list.
 
 use std::future::Future;
 use std::ops::Range;
@@ -18,6 +18,7 @@ use aquifer_core::engine::Arrived;
 use crate::Error;
 use crate::fetches::{Asked, Fetches};
 use crate::mapping::Inner;
+use crate::space::Shared;
 
 /// A fetch of a range, made by [`Mapping::fetch`](crate::Mapping::fetch).
 #[derive(Debug)]
@@ -25,7 +26,23 @@ use crate::mapping::Inner;
 pub struct Fetch {
     mapping: Weak<Inner>,
     range: Result<Range<usize>, Error>,
-    asked: Option<Arc<Asked>>,
+    asked: Option<Listed>,
+}
+
+/// A fetch on the list of its space.
+#[derive(Debug)]
+struct Listed {
+    asked: Arc<Asked>,
+    number: u64,
+    space: Weak<Shared>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Some(space) = self.space.upgrade() {
+            Fetches::abandon(&space, self.number);
+        }
+    }
 }
 
 impl Fetch {
@@ -59,15 +76,15 @@ impl Future for Fetch {
             Err(refused) => return Poll::Ready(Err(refused.clone())),
         };
         let Some(inner) = self.mapping.upgrade() else { return Poll::Ready(Err(Error::Closed)) };
-        if let Some(asked) = &self.asked {
-            return asked.outcome(context.waker()).map(|outcome| outcome.and_then(|()| install(&inner, &range)));
+        if let Some(listed) = &self.asked {
+            return listed.asked.outcome(context.waker()).map(|outcome| outcome.and_then(|()| install(&inner, &range)));
         }
         if let Some(outcome) = Self::begin(&inner, &range) {
             return Poll::Ready(outcome);
         }
         let asked = Arc::new(Asked::new(self.mapping.clone(), range, context.waker()));
-        Fetches::ask(&inner.space, Arc::clone(&asked));
-        self.asked = Some(asked);
+        let number = Fetches::ask(&inner.space, Arc::clone(&asked));
+        self.asked = Some(Listed { asked, number, space: Arc::downgrade(&inner.space) });
         Poll::Pending
     }
 }

@@ -7,12 +7,15 @@
 //! ones are queued here, in order. The thread that waits for arrivals calls [`Fetches::turn`]: the executor's thread
 //! (`contexts.rs`), or a separate thread that runs while there are fetches and no executor.
 //!
+//! Dropping a future takes its fetch off the list, unless the worker has it. At most [`DEPTH`] such fetches remain. They
+//! end in the space's own frames, and leave the list in a turn.
+//!
 //! A request is only advice to the space, which may drop it. A request whose fetch has not started within
 //! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
 //!
 //! Lock order: the list's lock, then the engine's. Wakers are called with neither lock held.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
@@ -58,13 +61,16 @@ impl Asked {
 
     /// The outcome, if there is one; otherwise `waker` is woken when there is.
     pub(crate) fn outcome(&self, waker: &Waker) -> Poll<Result<(), Error>> {
-        match &mut *self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
-            Progress::Done(outcome) => Poll::Ready(outcome.clone()),
-            Progress::Pending(before) => {
-                before.clone_from(waker);
-                Poll::Pending
-            }
-        }
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let replaced = match &mut *progress {
+            Progress::Done(outcome) => return Poll::Ready(outcome.clone()),
+            Progress::Pending(before) if before.will_wake(waker) => return Poll::Pending,
+            Progress::Pending(before) => std::mem::replace(before, waker.clone()),
+        };
+        // The last waker of a task drops its futures, which may be fetches too: they lock the list.
+        drop(progress);
+        drop(replaced);
+        Poll::Pending
     }
 
     /// Stores the outcome. Returns whom to wake.
@@ -93,7 +99,9 @@ pub(crate) struct Fetches {
 
 #[derive(Debug, Default)]
 struct List {
-    waiting: VecDeque<Arc<Asked>>,
+    /// By number, hence in the order in which they were asked for.
+    waiting: BTreeMap<u64, Arc<Asked>>,
+    next_number: u64,
     started: Vec<Started>,
     /// Executors that take turns.
     executors: usize,
@@ -105,13 +113,16 @@ impl Fetches {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a fetch on the space's list, and sees to it that somebody takes turns.
-    pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) {
+    /// Puts a fetch on the space's list, and sees to it that somebody takes turns. Returns its number, for
+    /// [`abandon`](Self::abandon).
+    pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) -> u64 {
         let mut list = space.fetches.list();
         if list.waiting.is_empty() && list.started.is_empty() {
             space.memory.await_arrivals(true);
         }
-        list.waiting.push_back(asked);
+        let number = list.next_number;
+        list.next_number += 1;
+        list.waiting.insert(number, asked);
         let needs_thread = list.executors == 0 && !list.has_thread;
         list.has_thread |= needs_thread;
         drop(list);
@@ -119,12 +130,25 @@ impl Fetches {
             // Without a thread, the futures fetch by themselves.
             let mut list = space.fetches.list();
             list.has_thread = false;
-            let all: Vec<Arc<Asked>> = list.waiting.drain(..).collect();
+            let all = std::mem::take(&mut list.waiting);
             drop(list);
-            all.iter().filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
+            all.values().filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
         } else {
             space.memory.wake();
         }
+        number
+    }
+
+    /// The future of a fetch has been dropped. One that the worker has goes on: it reads into the space's own frames.
+    pub(crate) fn abandon(space: &Shared, number: u64) {
+        let mut list = space.fetches.list();
+        let abandoned = list.waiting.remove(&number);
+        if abandoned.is_some() && list.waiting.is_empty() && list.started.is_empty() {
+            space.memory.await_arrivals(false);
+        }
+        drop(list);
+        // Not before: its waker may drop other futures.
+        drop(abandoned);
     }
 
     /// Fetches that are neither finished nor abandoned.
@@ -167,7 +191,7 @@ impl Fetches {
             }
         });
         while list.started.len() < DEPTH
-            && let Some(asked) = list.waiting.pop_front()
+            && let Some((_, asked)) = list.waiting.pop_first()
         {
             let mut started = Started { asked, last_try: Instant::now(), tries: 0 };
             match start(&mut started) {

@@ -124,6 +124,44 @@ fn an_abandoned_fetch_harms_nothing() {
     assert!(matches!(block_on(fetch), Ok(()) | Err(Error::Closed)));
 }
 
+/// Nobody takes turns while a context runs, so what a dropped fetch leaves on the space's list would stay there. Each
+/// fetch on the list has a waker.
+#[test]
+fn dropped_fetches_leave_the_list_without_a_turn() {
+    const DROPPED: usize = 1_000_000;
+    const KEPT: usize = 100;
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=64MiB", "64KiB");
+    let mapping = filled(&space, 8 * MIB, 3);
+    evict_all(&mapping);
+    let wakes = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let held = || Arc::strong_count(&wakes) - 2;
+    let mut kept = Vec::new();
+    let begin_and_drop = std::future::poll_fn(|_| {
+        for index in 0..DROPPED {
+            let mut fetch = mapping.fetch(index % 2048 * PAGE..(index % 2048 + 1) * PAGE);
+            assert!(Pin::new(&mut fetch).poll(&mut Context::from_waker(&waker)).is_pending());
+            if index % (DROPPED / KEPT) == 0 {
+                kept.push((index % 2048, fetch));
+            }
+            assert!(held() <= kept.len() + 1, "after {index}: {} on the list, {} kept", held(), kept.len());
+        }
+        Poll::Ready(())
+    });
+    assert_eq!(contexts::run(&space, [begin_and_drop]).contexts, 1);
+    // The others are still on it, and end.
+    for (page, fetch) in kept.drain(..) {
+        block_on(fetch).unwrap();
+        assert_eq!(mapping.view::<u64>(page * PAGE..page * PAGE + 8).unwrap(), [(page * PAGE / 8 * 3) as u64]);
+    }
+    assert_eq!(held(), 0);
+    drop(mapping);
+    space.close().unwrap();
+}
+
 #[test]
 fn a_context_may_wait_for_another_thread() {
     if !can_run() {

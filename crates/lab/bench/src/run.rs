@@ -19,7 +19,7 @@ use crate::latency::latencies;
 use crate::library::{far_accesses, program_path};
 use crate::machine::Machine;
 use crate::measure::Bench;
-use crate::memory;
+use crate::memory::{self, MemoryPoint};
 use crate::memory_run::{self, MemoryBench};
 use crate::overhead::{self, CASES, OverheadRun};
 use crate::overhead_run::OverheadBench;
@@ -52,7 +52,8 @@ fn interrupted(signal: usize) -> ExitCode {
     ExitCode::from(128u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
 }
 
-fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFailure> {
+/// Whether the programs of all that is to be measured have been built.
+fn check_programs(settings: &Settings) -> Result<(), BenchFailure> {
     let cases = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
     let of_cases = cases.map(|case| case.program).filter(|program| !program.is_empty());
     let of_memory = settings.memory.then_some(memory::PROGRAM);
@@ -65,6 +66,11 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
             ));
         }
     }
+    Ok(())
+}
+
+fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFailure> {
+    check_programs(settings)?;
     memory_run::check_nodes(&settings.memory_contenders, &memory_run::nodes())?;
     if let Some(warning) = order::warning(settings.rounds, settings.against.is_some()) {
         eprintln!("aquifer bench: {warning}");
@@ -95,17 +101,10 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     }
     let areas = swap_areas(&mut plan, settings, &token, &progress);
     let made = areas.iter().map(|area| format!("{}: {}", Contender::Swap(area.kind), area.about)).collect();
-    let borrow = |contender: &Contender| {
-        let about = donors::about(contender, settings.cable_rate)?;
-        plan.steps.iter().any(|step| step.contender == *contender).then(|| format!("{contender}: {about}"))
-    };
-    let donors = settings.contenders.iter().filter_map(borrow).collect();
+    let donors = donors_of(settings, &plan);
     let overheads_can_run = !settings.overheads.is_empty() && aquifer.is_some();
     if plan.steps.is_empty() && plan.mixes.is_empty() && !overheads_can_run && !settings.memory {
-        let reasons: Vec<_> =
-            plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
-        eprintln!("aquifer bench: nothing can run here ({})", reasons.join("; "));
-        return Ok(ExitCode::from(3));
+        return Ok(nothing_can_run(&plan));
     }
     let bench = Bench {
         settings,
@@ -116,46 +115,101 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         areas: &areas,
         interrupt,
     };
-    let (runs, points, mut stopped) = measure(&bench, &mut plan, &progress);
-    let mut overheads = Vec::new();
-    if stopped.is_none() && !settings.overheads.is_empty() {
-        (overheads, stopped) = measure_overheads(&bench, &mut plan, &progress);
-    }
-    let mut points_of_memory = Vec::new();
-    if stopped.is_none() && settings.memory {
-        let bench = MemoryBench { settings, aquifer: aquifer.as_deref(), token: &token, interrupt };
-        (points_of_memory, stopped) = bench.measure(&progress);
-    }
+    let measured = measure_all(&bench, &mut plan, &progress);
     drop(areas);
     progress.finish();
-    let summaries = summarise(&runs);
-    let record = Record {
-        version: 1,
-        machine,
-        complete: stopped.is_none(),
-        swap_areas: made,
-        donors,
-        skipped: plan.skipped,
-        comparisons: compare_all(&runs, &summaries),
-        latencies: latencies(&runs, &summaries),
-        far_accesses: far_accesses(&runs, &summaries),
-        summaries,
-        verdicts: [
-            verdict::judge(&runs, &points),
-            overhead::judge(&settings.overheads, &overheads),
-            other_build::judge(&runs, &overheads),
-        ]
-        .concat(),
-        overheads,
-        fio: points,
-        memory: points_of_memory,
-        runs,
-    };
+    let interrupted_by = measured.interrupted_by();
+    let record = measured.into_record(settings, Around { machine, swap_areas: made, donors, skipped: plan.skipped });
     let code = report(settings, &record)?;
-    Ok(match stopped {
-        Some(BenchFailure::Interrupted(signal)) => interrupted(signal),
-        _ => code,
-    })
+    Ok(interrupted_by.map_or(code, interrupted))
+}
+
+/// The donors that the plan borrows from, as the record describes them.
+fn donors_of(settings: &Settings, plan: &Plan) -> Vec<String> {
+    let borrow = |contender: &Contender| {
+        let about = donors::about(contender, settings.cable_rate)?;
+        plan.steps.iter().any(|step| step.contender == *contender).then(|| format!("{contender}: {about}"))
+    };
+    settings.contenders.iter().filter_map(borrow).collect()
+}
+
+/// Says why nothing of the plan can run, and returns the exit code for that.
+fn nothing_can_run(plan: &Plan) -> ExitCode {
+    let reasons: Vec<_> =
+        plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
+    eprintln!("aquifer bench: nothing can run here ({})", reasons.join("; "));
+    ExitCode::from(3)
+}
+
+/// All that has been measured, and what stopped it early.
+struct Measured {
+    runs: Vec<Run>,
+    points: Vec<fio::FioPoint>,
+    overheads: Vec<OverheadRun>,
+    memory: Vec<MemoryPoint>,
+    stopped: Option<BenchFailure>,
+}
+
+/// The part of a record that is known before anything has been measured.
+struct Around {
+    machine: Machine,
+    swap_areas: Vec<String>,
+    donors: Vec<String>,
+    skipped: Vec<Skipped>,
+}
+
+impl Measured {
+    /// The signal that stopped it, if one did.
+    fn interrupted_by(&self) -> Option<usize> {
+        match self.stopped {
+            Some(BenchFailure::Interrupted(signal)) => Some(signal),
+            _ => None,
+        }
+    }
+
+    /// Compares and judges.
+    fn into_record(self, settings: &Settings, around: Around) -> Record {
+        let Self { runs, points, overheads, memory, stopped } = self;
+        let Around { machine, swap_areas, donors, skipped } = around;
+        let summaries = summarise(&runs);
+        Record {
+            version: 1,
+            machine,
+            complete: stopped.is_none(),
+            swap_areas,
+            donors,
+            skipped,
+            comparisons: compare_all(&runs, &summaries),
+            latencies: latencies(&runs, &summaries),
+            far_accesses: far_accesses(&runs, &summaries),
+            summaries,
+            verdicts: [
+                verdict::judge(&runs, &points),
+                overhead::judge(&settings.overheads, &overheads),
+                other_build::judge(&runs, &overheads),
+            ]
+            .concat(),
+            overheads,
+            fio: points,
+            memory,
+            runs,
+        }
+    }
+}
+
+/// Measures the workloads, the overheads and the memory, in this order, until something stops it.
+fn measure_all(bench: &Bench, plan: &mut Plan, progress: &Progress) -> Measured {
+    let Bench { settings, aquifer, token, interrupt, .. } = *bench;
+    let (runs, points, mut stopped) = measure(bench, plan, progress);
+    let mut overheads = Vec::new();
+    if stopped.is_none() && !settings.overheads.is_empty() {
+        (overheads, stopped) = measure_overheads(bench, plan, progress);
+    }
+    let mut memory = Vec::new();
+    if stopped.is_none() && settings.memory {
+        (memory, stopped) = MemoryBench { settings, aquifer, token, interrupt }.measure(progress);
+    }
+    Measured { runs, points, overheads, memory, stopped }
 }
 
 /// Makes every step in its turn. Stops early only for a signal; completed measurements are kept.

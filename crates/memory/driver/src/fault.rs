@@ -13,7 +13,7 @@ use std::time::Duration;
 use aquifer_core::engine::{Exchange, FaultStep};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
-use aquifer_core::units::{BlockIndex, FrameIndex, PageIndex, ThreadIndex};
+use aquifer_core::units::{BlockIndex, FrameIndex, PageIndex, Slot, ThreadIndex};
 
 use crate::batch;
 use crate::evict::evict;
@@ -180,32 +180,29 @@ fn resolve_in<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: 
         if kind.is_none() {
             kind = Some(kind_of(&step));
         }
-        match step {
+        let goes_on = match step {
             FaultStep::Foreign => return Ok(Outcome::Foreign),
             FaultStep::Poisoned => return Ok(Outcome::Lost),
             FaultStep::Wait => {
                 space.count(Count::Waits, 1);
                 check_timeout(space, started)?;
                 space.wait(ticket);
+                true
             }
             FaultStep::Credit { step } => unreachable!("a step towards credit is taken as one for room: {step:?}"),
-            FaultStep::Empty { frames } => batch::empty(space, frames.frames())?,
+            FaultStep::Empty { frames } => {
+                batch::empty(space, frames.frames())?;
+                true
+            }
             FaultStep::Evict { block, pages, frame } => {
-                if !evict(space, block, pages, frame, delivery)? && !search.refused(space, ticket, for_credit) {
-                    return Ok(Outcome::NoRoom);
-                }
+                evict(space, block, pages, frame, delivery)? || search.refused(space, ticket, for_credit)
             }
             FaultStep::Drop { victims } => {
-                if !batch::drop_victims(space, victims.blocks())? && !search.refused(space, ticket, for_credit) {
-                    return Ok(Outcome::NoRoom);
-                }
+                batch::drop_victims(space, victims.blocks())? || search.refused(space, ticket, for_credit)
             }
             FaultStep::Clean { block, pages, frame, known_clean } => {
-                if !clean(space, block, pages, frame, known_clean, &guards)?
-                    && !search.failed(space, failed_before, for_credit)
-                {
-                    return Ok(Outcome::NoRoom);
-                }
+                clean(space, block, pages, frame, known_clean, &guards)?
+                    || search.failed(space, failed_before, for_credit)
             }
             FaultStep::FillHole { block, pages, page, sealed } => {
                 if !planted::is(Bug::ForgottenProtection) {
@@ -216,12 +213,8 @@ fn resolve_in<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: 
             }
             FaultStep::Fill { block, pages, frame, fresh, exchange } => {
                 space.zero(frame, pages.bytes() as usize, fresh)?;
-                install(
-                    space,
-                    Arriving { block, count: 1, pages, frame, arrival: Arrival::Fresh },
-                    delivery,
-                    exchange,
-                )?;
+                let zeros = Arriving { block, count: 1, pages, frame, arrival: Arrival::Fresh };
+                install(space, zeros, delivery, exchange)?;
                 fresh_blocks = 1;
                 break;
             }
@@ -232,25 +225,16 @@ fn resolve_in<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: 
                 break;
             }
             FaultStep::Fetch { block, pages, frame, slot, fresh, exchange, arrival } => {
-                let stored = &guards[..pages.count as usize];
-                // A frame without pages gets them below: the engine counts it as one that has them.
-                let arrived = Arriving { block, count: 1, pages, frame, arrival };
-                if let (Exchange::Copy { seal }, false) = (exchange, fresh)
-                    && install_stored(space, delivery, pages, slot, stored, seal)?
-                {
-                    installed(space, &arrived);
-                    space.touched(pages, pages.count);
-                    break;
-                }
-                space.prepare(frame, pages.bytes() as usize, fresh)?;
-                if let Err(loss) = fetch(space, pages, frame, slot, stored) {
-                    lose(space, block, pages, loss);
+                let what = Arriving { block, count: 1, pages, frame, arrival };
+                let stored = Stored { slot, guards: &guards[..pages.count as usize] };
+                if !fetch_and_install(space, what, stored, fresh, delivery, exchange)? {
                     return Ok(Outcome::Lost);
                 }
-                install(space, arrived, delivery, exchange)?;
-                space.touched(pages, pages.count);
                 break;
             }
+        };
+        if !goes_on {
+            return Ok(Outcome::NoRoom);
         }
     }
     let kind = kind.unwrap_or(FaultKind::Wait);
@@ -322,12 +306,49 @@ pub(crate) fn report(space: &impl Space, wanted: bool) {
 }
 
 /// Blocks to be installed, whose frames are adjacent.
+#[derive(Clone, Copy)]
 struct Arriving {
     block: BlockIndex,
     count: u32,
     pages: Pages,
     frame: FrameIndex,
     arrival: Arrival,
+}
+
+/// Where the tier has a block's bytes, and their guards.
+struct Stored<'g> {
+    slot: Slot,
+    guards: &'g [u64],
+}
+
+/// Fetches a block and installs it: without a frame, if the tier is in memory and the exchange copies. `fresh` frames
+/// have no pages yet. False if the block is lost.
+#[inline]
+fn fetch_and_install<S: Space>(
+    space: &S,
+    what: Arriving,
+    stored: Stored<'_>,
+    fresh: bool,
+    delivery: Delivery,
+    exchange: Exchange,
+) -> Result<bool, Fatal> {
+    let (Arriving { block, pages, frame, .. }, Stored { slot, guards }) = (what, stored);
+    // A frame without pages gets them below: the engine counts it as one that has them.
+    if let (Exchange::Copy { seal }, false) = (exchange, fresh)
+        && install_stored(space, delivery, pages, slot, guards, seal)?
+    {
+        installed(space, &what);
+        space.touched(pages, pages.count);
+        return Ok(true);
+    }
+    space.prepare(frame, pages.bytes() as usize, fresh)?;
+    if let Err(loss) = fetch(space, pages, frame, slot, guards) {
+        lose(space, block, pages, loss);
+        return Ok(false);
+    }
+    install(space, what, delivery, exchange)?;
+    space.touched(pages, pages.count);
+    Ok(true)
 }
 
 /// Installs the bytes of the blocks, and reports.

@@ -34,6 +34,7 @@ mod huge_frames;
 pub mod ledger;
 pub mod listener;
 pub mod memory_space;
+mod opening;
 pub mod ordinary;
 mod own_memory;
 mod own_use;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One memory space: its parts, and how they come together. `shard.rs` has what each of its shards has, `shards.rs` the
-//! operations on several, `service.rs` its threads and its end.
+//! One memory space: its parts, and how they come together. `opening.rs` has what comes first, `shard.rs` what each of
+//! its shards has, `shards.rs` the operations on several, `service.rs` its threads and its end.
 //!
 //! The space of an unchanged program is made once, when managed memory reaches the budget, and lives until the process
 //! ends: closing its userfaultfds or unmapping its frames would turn absent pages into zeros. The space of a caller
@@ -12,10 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{fmt, io};
 
-use aquifer_core::engine;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
-use aquifer_core::record;
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::{Stripes, shards_for};
 use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
@@ -23,15 +21,16 @@ use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter};
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::readiness::Readiness;
-use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
+use aquifer_sys::uffd::{Refused, Uffd, feature};
 use aquifer_tiers::{Forks, Tier};
 
-use crate::exchange::{self, Uffds, Way};
+use crate::exchange::{Uffds, Way};
 use crate::family::{Family, TooMany};
 use crate::gauges::AllPublished;
 use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::listener::Streak;
+use crate::opening::{self, Descriptors, Features};
 use crate::pins::Pins;
 use crate::process_table::PROCESSES_MAX;
 use crate::recorder::Recorder;
@@ -42,16 +41,6 @@ use crate::trims::Trims;
 
 /// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
 pub const THREADS_MAX: u16 = 256;
-
-/// With copying, a block uses memory both in its frame and at the program's address until the copy is complete. A block
-/// may take at most this fraction of the budget, because several threads install at the same time, and system calls pin
-/// memory as well.
-const COPIED_PART: u64 = 64;
-
-/// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
-/// exchanges, about 15 us; a read from a fast disk takes 80 us, a copy from memory 1 us, plus the exchanges.
-const FETCH_COST_MEDIUM: u64 = 5;
-const FETCH_COST_MEMORY: u64 = 1;
 
 /// The owner of a space, which decides what happens when the space cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +226,16 @@ fn own_part(settings: &Settings, budget_pages: u64) -> u64 {
     ledger.map_or(budget_pages, |ledger| ledger.share().min(budget_pages))
 }
 
+/// How many shards the space has.
+fn shards_of(settings: &Settings, budget_pages: u64) -> usize {
+    match settings.shards {
+        // A recording is of one engine.
+        _ if settings.record.is_some() => 1,
+        Some(shards) => shards,
+        None => shards_for(cpus(), own_part(settings, budget_pages)),
+    }
+}
+
 /// Number of regions that the tier has room for.
 pub fn slabs_of(tier: &dyn Tier) -> u32 {
     u32::try_from(tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1)
@@ -258,67 +257,19 @@ impl Pager {
     pub(crate) fn open(settings: Settings, counters: Arc<Counters>) -> Result<Box<Pager>, StartFailure> {
         #[cfg(debug_assertions)]
         crate::planted::prepare();
-        let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
-        if found & feature::SIGBUS == 0 {
-            return Err(StartFailure::Feature("SIGBUS feature (Linux 4.14)"));
-        }
-        let way = match settings.way {
-            Some(Way::Move) if found & feature::MOVE == 0 => {
-                return Err(StartFailure::Feature("UFFDIO_MOVE (Linux 6.8)"));
-            }
-            Some(way) => way,
-            None if found & feature::MOVE != 0 => Way::Move,
-            None => Way::Copy,
-        };
-        let wanted = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found;
-        let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
-        // A listener reports a lost page by poisoning it. Otherwise it could only end the process.
-        let may_listen = settings.owner == Owner::Program || found & feature::POISON != 0;
-        let listen = || Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
-        let listener = may_listen.then(listen).flatten();
-        let readiness = listener.as_ref().map(|uffd| Readiness::of(uffd.descriptor())).transpose();
-        let readiness = readiness.map_err(StartFailure::Uffd)?;
+        let found = Features::probe()?;
+        let way = found.way(settings.way)?;
+        let Descriptors { signal, listener, readiness, features } = Descriptors::open(found, settings.owner)?;
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
-        // A recording is of one engine.
-        let shards = match settings.shards {
-            _ if settings.record.is_some() => 1,
-            Some(shards) => shards,
-            None => shards_for(cpus(), own_part(&settings, budget_pages)),
-        };
+        let shards = shards_of(&settings, budget_pages);
         let stripes = Stripes::new(shards, budget_pages);
         let budgets = ShardBudgets::new(stripes.shards(), budget_pages);
         let huge_frames =
             (way == Way::Move).then(|| HugeFrames::new(&signal).map_err(StartFailure::Frames)).transpose()?;
-        let slabs = slabs_of(&*settings.tier);
         // With a recording, the budget stays constant, and the tier's memory comes on top.
         let takes_memory = settings.tier.compression().is_some() && settings.record.is_none();
-        let engine_settings = engine::Settings {
-            budget_pages,
-            tier_slabs: slabs,
-            prefetch: settings.prefetch,
-            elastic: settings.elastic,
-            copied_pages_max: match way {
-                Way::Move => (exchange::COPIED_BYTES_MAX / PAGE_BYTES) as u32,
-                Way::Copy => Order::MAX.pages().min((budgets.pages(0) / COPIED_PART) as u32),
-            },
-            seals: found & feature::PAGEFAULT_FLAG_WP != 0,
-            fetch_cost: if settings.tier.waits_for_medium() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
-        };
-        let header = record::Header {
-            settings: engine_settings,
-            policy: settings.policy.as_str().to_owned(),
-            pid: std::process::id(),
-            release: env!("CARGO_PKG_VERSION").to_owned(),
-            program: settings.program,
-        };
-        let recorder = match (settings.record, settings.owner) {
-            (None, _) => None,
-            (Some(path), Owner::Program) => Recorder::start_for_program(&path, &header),
-            (Some(path), Owner::Caller) => {
-                let started = Recorder::start_for_caller(&path, &header);
-                Some(started.map_err(|error| StartFailure::Recording(path, error))?)
-            }
-        };
+        let engine_settings = opening::engine_settings(&settings, found, way, &budgets);
+        let recorder = opening::start_recorder(&settings, engine_settings)?;
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
         settings.tier.after_fork_in_child(false).map_err(StartFailure::Tier)?;
@@ -342,7 +293,7 @@ impl Pager {
             listener,
             tier: settings.tier,
             way,
-            can_poison: found & feature::POISON != 0,
+            can_poison: found.can_poison(),
             counters,
             order: settings.order,
             largest: AtomicU8::new(largest.exponent() as u8),
@@ -379,15 +330,20 @@ impl Pager {
             lacks_threads: AtomicBool::new(false),
             faults_as_child: AtomicU64::new(0),
             forked_at_ns: AtomicU64::new(0),
-            features: wanted,
+            features,
             published_levels: [const { [const { AtomicU64::new(0) }; LevelCounter::COUNT] }; LEVELS],
         });
-        pager.counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
-        for (index, figures) in (0..LEVELS).map_while(|index| pager.level(index)).enumerate() {
-            pager.counters.write_level(index, figures.name);
-        }
-        pager.publish_levels();
+        pager.publish_tier();
         Ok(pager)
+    }
+
+    /// Publishes how large the tier is and which levels it has.
+    fn publish_tier(&self) {
+        self.counters.set(Gauge::TierCapacityBytes, self.tier.capacity_bytes());
+        for (index, figures) in (0..LEVELS).map_while(|index| self.level(index)).enumerate() {
+            self.counters.write_level(index, figures.name);
+        }
+        self.publish_levels();
     }
 
     /// After fork(2): opens userfaultfds for this process. Through the inherited ones it could write to its parent's

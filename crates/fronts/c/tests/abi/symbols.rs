@@ -138,3 +138,30 @@ fn structs_are_laid_out_as_the_compiler_does() {
     let mut cc = Command::new("cc");
     succeeds(cc.args(["-std=c11", "-fsyntax-only", "-I"]).arg(folder().join("include")).arg(&file));
 }
+
+/// The header states the oldest standards that it needs; with them it has no warnings, and neither has the use of its
+/// macros.
+#[test]
+fn the_header_needs_no_more_than_c99_or_cpp11() {
+    let header = read("include/aquifer.h");
+    let about = header.split("#ifndef").next().expect("a comment is before it");
+    assert!(about.contains("C99") && about.contains("C++11"), "{about}");
+    let names = header.lines().filter_map(|line| line.strip_prefix("#define AQUIFER_")?.split_once("_INIT "));
+    let used: Vec<String> = names
+        .map(|(name, _)| {
+            let name = name.to_lowercase();
+            format!("    struct aquifer_{name} {name} = AQUIFER_{}_INIT; (void){name};\n", name.to_uppercase())
+        })
+        .collect();
+    assert!(used.len() >= 4, "{used:?}");
+    let memory = "    aquifer_mapping_t memory = AQUIFER_MEMORY; (void)memory;\n";
+    let source = format!("#include \"aquifer.h\"\nint main(void) {{\n{}{memory}    return 0;\n}}\n", used.concat());
+    std::fs::create_dir_all(scratch()).unwrap();
+    for (compiler, standard, kind) in [("cc", "c99", "c"), ("c++", "c++11", "cpp")] {
+        let file = scratch().join(format!("oldest.{kind}"));
+        std::fs::write(&file, &source).unwrap();
+        let mut command = Command::new(compiler);
+        command.arg(format!("-std={standard}")).args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
+        succeeds(command.arg("-I").arg(folder().join("include")).arg(&file));
+    }
+}
