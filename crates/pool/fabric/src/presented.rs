@@ -180,6 +180,12 @@ mod tests {
             member: MemberId(1)
         }));
         steps.into_iter().for_each(|step| assert!(presented.carry_out(step)));
+        // The same step again does not restart it.
+        let moved = MemberState::Leaving { left: Bytes::gib(0) };
+        let view = presented.volumes.get_mut(&VOLUME).expect("it is presented");
+        view.members.get_mut(&MemberId(2)).expect("it is there").state = moved;
+        assert!(presented.carry_out(leave(2, Why::Shrunk)));
+        assert_eq!(presented.volumes[&VOLUME].members[&MemberId(2)].state, moved);
         presented.let_go(VOLUME, MemberId(2));
         presented.let_go(VOLUME, MemberId(1));
         assert!(volumes.is_empty());

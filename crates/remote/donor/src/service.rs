@@ -11,29 +11,32 @@
 //!
 //! Next on the path: `leases.rs`, whether the lease and its token are valid; `memory.rs`, the bytes.
 
-use std::fmt::{self, Arguments};
+use std::fmt::Arguments;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use aquifer_sys::verbs::{Port, VerbsFailure};
-use aquifer_wire::{BorrowerId, DonorStatus, EVERY_LEASE, Figure, Message, PairEnd, RangeIndex, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, DonorStatus, EVERY_LEASE, Figure, Message, RangeIndex, Refusal, SLAB_BYTES};
 
 use crate::audit::Audit;
 use crate::body_budget::BodyBudget;
 use crate::body_buffer;
 use crate::counters::{Counters, Log, Peer};
-use crate::leases::{Access, Claim, LeaseTable, Leaving, TenantQuota};
-use crate::lent_file::LentFile;
+use crate::leases::{Access, Claim, LeaseTable, TenantQuota};
 use crate::lent_files::LentFiles;
 use crate::memory::Slabs;
-use crate::one_sided::{self, OneSided};
+use crate::one_sided::OneSided;
 use crate::settings::{Settings, StartFailure};
 use crate::tenants::{Tenant, TenantLimits, Tenants};
 use crate::wiper::Demand;
+
+mod reclaim;
+mod visit;
+mod windows;
+
+pub(crate) use self::visit::Visit;
 
 /// The maximum number of revoked leases that a borrower is notified of before one answer: a faulting thread waits for
 /// that answer, and these are a few packets. The rest comes with the next answers.
@@ -68,49 +71,6 @@ pub(crate) struct Service {
     /// Random: identifies this run of the donor.
     pub(crate) instance: u64,
     lease_ms: u64,
-}
-
-/// A borrower's connection, from its greeting to its end.
-pub(crate) struct Visit<'a> {
-    service: &'a Service,
-    pub(crate) tenant: Arc<Tenant>,
-    peer: Peer,
-    /// The identity that the borrower states, and its identity within this donor.
-    called: BorrowerId,
-    who: BorrowerId,
-    /// The token of the reservation from which it borrows.
-    reservation: Option<u64>,
-    /// The file that it shares with the donor.
-    file: Option<Arc<LentFile>>,
-}
-
-impl Visit<'_> {
-    pub(crate) fn who(&self) -> BorrowerId {
-        self.who
-    }
-
-    /// The descriptors that it gets with the greeting.
-    pub(crate) fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
-        self.file.as_ref().map(|file| file.descriptors())
-    }
-}
-
-impl fmt::Display for Visit<'_> {
-    /// The part of an audit line that says who the borrower is.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tenant={} peer={} borrower={:032x}", self.tenant.name, self.peer.word(), self.called.0)
-    }
-}
-
-impl Drop for Visit<'_> {
-    fn drop(&mut self) {
-        if let Some(one_sided) = &self.service.one_sided {
-            one_sided.leave(self.who);
-        }
-        if self.service.slabs.shared().is_some_and(|files| files.leave(self.who)) {
-            let _ = self.service.release(self, EVERY_LEASE, 0);
-        }
-    }
 }
 
 impl Service {
@@ -358,53 +318,6 @@ impl Service {
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
     }
 
-    /// The port on which borrowers are reached by RDMA, if they are.
-    pub(crate) fn rdma_port(&self) -> Option<&Port> {
-        self.one_sided.as_ref().map(OneSided::port)
-    }
-
-    fn pair(&self, who: BorrowerId, number: u32, end: PairEnd) -> Result<Message, Refusal> {
-        let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
-        match one_sided.pair(who, number, end) {
-            Ok(end) => Ok(Message::Paired { end }),
-            Err(one_sided::Failure::Refused(refusal)) => Err(refusal),
-            Err(one_sided::Failure::Verbs(failure)) => {
-                self.counters.say(&format!("a borrower cannot get an RDMA connection: {failure}"));
-                Err(Refusal::Full)
-            }
-        }
-    }
-
-    /// The key of a slab. Counts as an access to the whole slab, so that the slab gets no other token and is not wiped
-    /// meanwhile.
-    fn key(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
-        let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
-        let access = self.table().begin_slab(self.now_ms(), who, lease, token)?;
-        let key = one_sided.key(who, access.slab, token);
-        self.end(access);
-        match key {
-            Ok(key) => Ok(Message::Keyed { key }),
-            Err(failure) => {
-                self.counters.say(&format!("a slab cannot be opened to RDMA: {failure}"));
-                Err(Refusal::Full)
-            }
-        }
-    }
-
-    /// Closes a window of the device.
-    pub(crate) fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
-        if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
-            self.counters.say(&format!("a window could not be closed, so its RDMA connections were ended: {failure}"));
-        }
-    }
-
-    /// Ends all RDMA access to the memory.
-    pub(crate) fn end_one_sided(&self) {
-        if let Some(one_sided) = &self.one_sided {
-            one_sided.end();
-        }
-    }
-
     /// Puts a granted slab into its borrower's file. Counts as an access to the whole slab, so that it is not wiped
     /// meanwhile.
     fn provide(&self, files: &LentFiles, visit: &Visit<'_>, claim: Claim) -> Result<(), Refusal> {
@@ -450,70 +363,6 @@ impl Service {
         if can_be_wiped {
             self.keeper.notify_all();
         }
-    }
-
-    /// Reclaims memory, in whole slabs: free slabs immediately, the rest from borrowers within this time. Returns the
-    /// bytes that borrowers still have to give back.
-    pub(crate) fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
-        self.order_back(bytes, within);
-        // A slab that is not wiped yet would count as one that a borrower still has.
-        self.await_taken_back();
-        self.draining_bytes()
-    }
-
-    /// As [`reclaim`](Self::reclaim), but does not wait for the wiper.
-    pub(crate) fn order_back(&self, bytes: u64, within: Duration) {
-        let slabs = u32::try_from(bytes.div_ceil(SLAB_BYTES)).unwrap_or(u32::MAX);
-        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        let taken = self.table().reclaim(self.now_ms(), slabs, within_ms);
-        // Release pairs with the Acquire in `order`: a connection that sees the order also finds the leases.
-        self.orders.fetch_add(1, Ordering::Release);
-        taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
-        self.keeper.notify_all();
-    }
-
-    /// Lends nothing new, and calls back what is lent outside of reservations, or ends that.
-    pub(crate) fn set_drained(&self, is_drained: bool, within: Duration) {
-        let mut table = self.table();
-        table.set_drained(is_drained);
-        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        let asked = if is_drained { table.call_back_common(self.now_ms(), within_ms) } else { 0 };
-        drop(table);
-        if asked > 0 {
-            // As in `order_back`.
-            self.orders.fetch_add(1, Ordering::Release);
-            self.keeper.notify_all();
-        }
-    }
-
-    /// The number of the last order to reclaim memory; 0: there was none.
-    pub(crate) fn order(&self) -> u64 {
-        self.orders.load(Ordering::Acquire)
-    }
-
-    /// The notices of a borrower's revoked leases from range `from` on, at most `max` of them, and the range from
-    /// which the next call continues, if there are more.
-    pub(crate) fn revocations(
-        &self,
-        who: BorrowerId,
-        from: RangeIndex,
-        max: usize,
-    ) -> (Vec<Message>, Option<RangeIndex>) {
-        let table = self.table();
-        let now_ms = self.now_ms();
-        let within_ms = |end: u64| end.saturating_sub(now_ms);
-        if from == RangeIndex(0)
-            && let Some(end) = table.leaves_whole(who)
-        {
-            return (vec![Message::Revoke { lease: EVERY_LEASE, range: from, within_ms: within_ms(end) }], None);
-        }
-        let mut leaving = table.leaving(who, from);
-        let notices = leaving.by_ref().take(max).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
-            lease: slab.lease(),
-            range,
-            within_ms: within_ms(ends_by_ms),
-        });
-        (notices.collect(), leaving.next().map(|next| next.range))
     }
 
     /// Wakes the keeper to check whether it has to end.

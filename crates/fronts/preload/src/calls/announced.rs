@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Calls that may be in progress when the pager starts: each is announced until it returns, so that the pager leaves
+//! its memory alone. Once the pager has started, no thread announces further calls.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering;
+
+use aquifer_pager::Adopter;
+use aquifer_sys::shown_calls::{self, Shown};
+use aquifer_sys::signals;
+
+use super::HAS_THREADS;
+use crate::start::instance;
+
+/// A call that may be in progress when the pager starts: it is announced until it returns, so that the pager leaves the
+/// memory of the call alone. Once the pager has started, the check costs one read of a thread-local number.
+pub struct Early {
+    adopter: &'static Adopter,
+    shown: ManuallyDrop<Shown>,
+}
+
+impl Early {
+    /// Called before the call. `None` if the call need not be announced.
+    pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
+        if shown_calls::announces_no_more() {
+            return None;
+        }
+        if adopter.has_started() {
+            end_announcements(adopter);
+            return None;
+        }
+        // If the process has only one thread, that thread starts the pager, and is in no call at that time.
+        if !HAS_THREADS.load(Ordering::Relaxed) {
+            return None;
+        }
+        let shown = shown_calls::show(number, args);
+        if adopter.is_starting() {
+            drop(shown);
+            adopter.wait_until_started();
+            return None;
+        }
+        Some(Self { adopter, shown: ManuallyDrop::new(shown) })
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        // SAFETY: dropped here and nowhere else.
+        unsafe { ManuallyDrop::drop(&mut self.shown) };
+        if self.adopter.has_started() {
+            // errno already holds the call's own result.
+            let errno = signals::errno();
+            end_announcements(self.adopter);
+            signals::set_errno(errno);
+        }
+    }
+}
+
+/// Called once the pager has started. If this thread has returned from every call that it announced, the pager may
+/// manage the memory of those calls from now on.
+pub(super) fn end_announcements(adopter: &'static Adopter) {
+    if !shown_calls::is_in_call() {
+        adopter.end_postponed_calls(shown_calls::this_thread());
+        shown_calls::announce_no_more();
+    }
+}
+
+/// Called before this thread ends: it makes no more calls, and the pager may manage the memory of its earlier ones.
+pub fn thread_ends() {
+    shown_calls::leave();
+    instance().inspect(|instance| instance.adopter.end_postponed_calls(shown_calls::this_thread()));
+}
