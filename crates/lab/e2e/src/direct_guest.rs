@@ -30,12 +30,15 @@ pub struct DirectGuest {
     pub guest: ScriptedGuest,
     /// Whether it has a switch with a mailbox.
     pub has_switch: bool,
+    /// Whether its kernel has vfio's mode for functions without an IOMMU.
+    pub has_unsafe_mode: bool,
 }
 
 /// Builds the guest, with an IOMMU or without. Returns `None`, and reports a skip, if something is missing.
 pub fn direct(has_iommu: bool) -> Option<DirectGuest> {
     let base = Base::find()?;
     let has_switch = base.device_help("cxl-switch-mailbox-cci").is_some();
+    let has_unsafe_mode = base.has_option("CONFIG_VFIO_NOIOMMU");
     let mut qemu_words = vec!["-m", "1280M"];
     if has_switch && has_iommu {
         qemu_words.extend(["-device", "intel-iommu"]);
@@ -53,7 +56,7 @@ pub fn direct(has_iommu: bool) -> Option<DirectGuest> {
         kernel_words: if has_iommu { "memmap=96M!896M intel_iommu=on" } else { "aquifer_bare" },
         qemu_words: &qemu_words,
     })?;
-    Some(DirectGuest { guest, has_switch })
+    Some(DirectGuest { guest, has_switch, has_unsafe_mode })
 }
 
 /// A host bridge with a switch of one port, whose second function is the mailbox.

@@ -105,6 +105,13 @@ impl Base {
         Some(Base { kernel, modules, program: qemu_program(&root) })
     }
 
+    /// Whether the kernel was built with this option, by the configuration beside it.
+    pub(crate) fn has_option(&self, option: &str) -> bool {
+        let name = self.kernel.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let config = self.kernel.with_file_name(name.replace("vmlinuz-", "config-"));
+        fs::read_to_string(config).is_ok_and(|text| is_built_with(&text, option))
+    }
+
     /// What QEMU says of a device; `None` if it has no such device.
     pub(crate) fn device_help(&self, device: &str) -> Option<String> {
         let asked = Command::new(&self.program).args(["-device", &format!("{device},help")]).output().ok()?;
@@ -161,6 +168,11 @@ impl Base {
         }
         Some(())
     }
+}
+
+/// Whether a kernel's configuration has this option, built in or as a module.
+fn is_built_with(config: &str, option: &str) -> bool {
+    config.lines().filter_map(|line| line.split_once('=')).any(|(name, value)| name == option && value != "n")
 }
 
 /// The QEMU of `AQUIFER_QEMU`, or the unpacked one, or the installed one.
@@ -225,5 +237,23 @@ impl ScriptedGuest {
         let bad: Vec<_> = expected.iter().filter(|part| !console.contains(&format!("PART {part} PASSED"))).collect();
         assert!(bad.is_empty() && !console.contains(" FAILED"), "{bad:?}; the guest's console:\n{console}");
         println!("{console}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_has_the_options_that_its_configuration_sets() {
+        let config = "CONFIG_VFIO=m\nCONFIG_VFIO_GROUP=y\n# CONFIG_VFIO_NOIOMMU is not set\nCONFIG_VFIO_X=n\n";
+        for (option, built) in [
+            ("CONFIG_VFIO", true),
+            ("CONFIG_VFIO_GROUP", true),
+            ("CONFIG_VFIO_NOIOMMU", false),
+            ("CONFIG_VFIO_X", false),
+        ] {
+            assert_eq!(is_built_with(config, option), built, "{option}");
+        }
     }
 }

@@ -169,8 +169,8 @@ impl fmt::Display for VfioFailure {
             }
             VfioFailure::NoRawIo { group } => write!(
                 f,
-                "{group} needs CAP_SYS_RAWIO, since no IOMMU protects memory from its function; run it as root, or give \
-                 it that capability"
+                "{group} needs CAP_SYS_RAWIO, since no IOMMU protects memory from its function; run it as root, or with \
+                 that capability as the owner of the group's file"
             ),
             VfioFailure::NoWindow { function, window } => {
                 write!(f, "window {window} of {function} cannot be mapped; check its size with lspci -v")
@@ -323,13 +323,13 @@ impl Group {
         unsafe { ioctl(container, SET_IOMMU, kind) }.map_err(failed).map(drop)
     }
 
-    /// The failure; where the kernel refuses what needs a capability without an IOMMU, that.
+    /// The failure; where the kernel refuses what needs a capability without an IOMMU, that. Who may not open the file
+    /// hears of the capability, too: the file alone would not help, and nobody but root should have it.
     fn with_capability(&self, failure: VfioFailure) -> VfioFailure {
-        match failure {
-            VfioFailure::Kernel { source, .. } if !self.has_iommu && source.raw_os_error() == Some(libc::EPERM) => {
-                VfioFailure::NoRawIo { group: self.name() }
-            }
-            other => other,
+        let VfioFailure::Kernel { source, .. } = &failure else { return failure };
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) if !self.has_iommu => VfioFailure::NoRawIo { group: self.name() },
+            _ => failure,
         }
     }
 }
@@ -472,8 +472,12 @@ mod tests {
             let source = io::Error::from_raw_os_error(errno);
             group.with_capability(VfioFailure::Kernel { what: "it cannot be opened".into(), source }).to_string()
         };
-        assert!(refused(false, libc::EPERM).starts_with("/dev/vfio/noiommu-0 needs CAP_SYS_RAWIO, since no IOMMU"));
-        assert!(refused(true, libc::EPERM).starts_with("it cannot be opened"));
+        for errno in [libc::EPERM, libc::EACCES] {
+            let without = refused(false, errno);
+            assert!(without.starts_with("/dev/vfio/noiommu-0 needs CAP_SYS_RAWIO, since no IOMMU"), "{without}");
+            assert!(without.contains("; run it as root"), "{without}");
+            assert!(refused(true, errno).starts_with("it cannot be opened"));
+        }
         assert!(refused(false, libc::EBUSY).contains("another program has the function"));
     }
 
