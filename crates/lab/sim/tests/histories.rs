@@ -14,8 +14,13 @@ const HISTORIES: u64 = 150;
 
 /// Seeds whose histories found a bug in the driver or in the engine, each repaired since.
 ///
-/// 1,021,559: a failed write tore a clean page between two dirty ones, and the engine still trusted that page's guard.
-const FOUND: [u64; 1] = [1_021_559];
+/// - 1,021,559: a failed write tore a clean page between two dirty ones, and the engine still trusted that page's
+///   guard.
+/// - 3,218: a worker slept with a debt that it could have paid.
+/// - 26,242: where a shard has no worker, nobody tried its tier again after many failed write-backs.
+/// - 82,154: a fault gave up five seconds after the first victim that the kernel refused, although it had evicted
+///   others since, and other threads had taken their room.
+const FOUND: [u64; 4] = [1_021_559, 3_218, 26_242, 82_154];
 
 /// By default, failures of each kind begin after every number of opportunities below this one.
 const FAIL_AFTER: u64 = 12;

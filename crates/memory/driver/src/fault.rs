@@ -38,8 +38,10 @@ const FAILED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// In one fault's search for room: how many victims the kernel may refuse (locked or pinned memory) before the search
 /// pauses. Many, since each refusal costs only microseconds and other victims may succeed.
 const REFUSALS_AT_ONCE: u32 = 64;
-/// One such pause, and how long the search may last. A device pins memory for the length of a request, which a slow and
-/// busy disk may draw out; locked memory stays locked.
+/// One such pause, and how long the search goes on while every victim is refused. A device pins memory for the length
+/// of a request, which a slow and busy disk may draw out; locked memory stays locked. A victim that is released or
+/// written back in between shows that there is room, though another thread may take it: then the search lasts
+/// [`WAIT_MAX`] at most.
 const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How many steps towards credit one fault takes at most: twice what it needs if no other thread takes what it makes,
@@ -87,18 +89,23 @@ struct Decision {
 #[derive(Default)]
 struct Refusals {
     count: u32,
+    /// When the first one was refused, and the first one after the last progress.
+    first: Option<u64>,
     since: Option<u64>,
 }
 
 impl Refusals {
     /// Counts one refusal. Pauses after every `REFUSALS_AT_ONCE` of them; false once the search has lasted too long.
     fn go_on(&mut self, space: &impl Space, ticket: u32) -> bool {
-        let since = *self.since.get_or_insert_with(|| space.now_ns());
+        let refused = space.now_ns();
+        let (first, since) = (*self.first.get_or_insert(refused), *self.since.get_or_insert(refused));
         self.count += 1;
         if self.count.is_multiple_of(REFUSALS_AT_ONCE) {
             space.wait_at_most(ticket, REFUSED_WAIT_ONCE);
         }
-        Duration::from_nanos(space.now_ns().saturating_sub(since)) <= REFUSED_WAIT_MAX
+        let now = space.now_ns();
+        let lasted = |since: u64| Duration::from_nanos(now.saturating_sub(since));
+        lasted(since) <= REFUSED_WAIT_MAX && lasted(first) <= WAIT_MAX
     }
 }
 
@@ -138,15 +145,23 @@ impl Search {
         !self.credit_was_refused && self.credit_steps < CREDIT_STEPS_MAX
     }
 
-    /// The kernel has refused all victims of a step. False when the search must end. A step towards credit never ends
-    /// it.
-    fn refused(&mut self, space: &impl Space, ticket: u32, for_credit: bool) -> bool {
+    /// A step was to take victims away; `is_done` unless the kernel refused all of them. False when the search must
+    /// end. A step towards credit never ends it.
+    fn evicted(&mut self, space: &impl Space, ticket: u32, is_done: bool, for_credit: bool) -> bool {
+        if is_done {
+            self.refusals.since = None;
+            return true;
+        }
         self.credit_was_refused |= for_credit;
         for_credit || self.refusals.go_on(space, ticket)
     }
 
-    /// A write-back has failed; `again` if the same block failed before. False when the search must end.
-    fn failed(&mut self, space: &impl Space, again: bool, for_credit: bool) -> bool {
+    /// A step was to write a block back; `again` if that failed before. False when the search must end.
+    fn cleaned(&mut self, space: &impl Space, again: bool, is_done: bool, for_credit: bool) -> bool {
+        if is_done {
+            self.refusals.since = None;
+            return true;
+        }
         self.credit_was_refused |= for_credit;
         for_credit || self.failures.go_on(space, again)
     }
@@ -195,14 +210,16 @@ fn resolve_in<S: Space>(space: &S, page: PageIndex, thread: ThreadIndex, write: 
                 true
             }
             FaultStep::Evict { block, pages, frame } => {
-                evict(space, block, pages, frame, delivery)? || search.refused(space, ticket, for_credit)
+                let is_done = evict(space, block, pages, frame, delivery)?;
+                search.evicted(space, ticket, is_done, for_credit)
             }
             FaultStep::Drop { victims } => {
-                batch::drop_victims(space, victims.blocks())? || search.refused(space, ticket, for_credit)
+                let is_done = batch::drop_victims(space, victims.blocks())?;
+                search.evicted(space, ticket, is_done, for_credit)
             }
             FaultStep::Clean { block, pages, frame, known_clean } => {
-                clean(space, block, pages, frame, known_clean, &guards)?
-                    || search.failed(space, failed_before, for_credit)
+                let is_done = clean(space, block, pages, frame, known_clean, &guards)?;
+                search.cleaned(space, failed_before, is_done, for_credit)
             }
             FaultStep::FillHole { block, pages, page, sealed } => {
                 if !planted::is(Bug::ForgottenProtection) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A payment of the debts of shards without a worker ends in time (`driver/src/debts.rs`), however slow the tier is; and
-//! after the tier has failed, it is tried again at intervals.
+//! A payment of the debts of shards without a worker ends in time (`driver/src/debts.rs`), however slow the tier is.
+//! After the tier has failed, it is tried again at intervals.
 
 use std::rc::Rc;
 
