@@ -7,8 +7,8 @@
 //! ones are queued here, in order. The thread that waits for arrivals calls [`Fetches::turn`]: the executor's thread
 //! (`contexts.rs`), or a separate thread that runs while there are fetches and no executor.
 //!
-//! Dropping a future takes its fetch off the list, unless the worker has it. At most [`DEPTH`] such fetches remain. They
-//! end in the space's own frames, and leave the list in a turn.
+//! Dropping a future takes its fetch off the list, unless the worker has it. At most [`DEPTH`] such fetches remain.
+//! They end in the space's own frames, and leave the list in a turn.
 //!
 //! A request is only advice to the space, which may drop it. A request whose fetch has not started within
 //! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
