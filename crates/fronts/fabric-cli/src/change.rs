@@ -95,7 +95,7 @@ pub(crate) fn unbind(session: &mut Session<'_>, args: &OfVolume) -> Result<(), F
     let path = format!("{CONNECTIONS}/{}", args.volume);
     if session.client.find(&path)?.is_none() {
         find(session, &args.volume)?;
-        return Err(failed(format!("volume {} is not bound, so there is nothing to unbind", args.volume)));
+        return Err(failed(format!("volume {} is not bound; there is nothing to unbind", args.volume)));
     }
     order(session, Request { method: "DELETE", path: &path, ..Request::default() }, args.dry_run)
 }

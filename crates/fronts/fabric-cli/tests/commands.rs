@@ -57,7 +57,7 @@ fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
     assert_eq!(volume(&rack, "scratch").expect("it is listed")[3], "h001");
     rack.done(&["unbind", "scratch"]);
     let line = rack.fails(1, &["unbind", "scratch"]);
-    assert_eq!(line, "volume scratch is not bound, so there is nothing to unbind");
+    assert_eq!(line, "volume scratch is not bound; there is nothing to unbind");
     settle();
     rack.done(&["release", "scratch"]);
     settle();

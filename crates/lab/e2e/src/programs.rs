@@ -51,7 +51,12 @@ impl Program {
     /// All kinds of tier that it is tested over.
     #[must_use]
     pub fn kinds(&self) -> &'static [TierKind] {
-        if self.name == "postgres" { &KINDS_AS_NOBODY } else { &KINDS }
+        if self.runs_as_nobody() { &KINDS_AS_NOBODY } else { &KINDS }
+    }
+
+    /// PostgreSQL refuses to run as root.
+    fn runs_as_nobody(&self) -> bool {
+        self.name == "postgres"
     }
 
     /// The kind for this turn.
@@ -69,6 +74,10 @@ impl Program {
 
     /// The same with a given delivery.
     pub fn judge_with(&self, large: bool, kind: TierKind, delivery: &'static str) -> Result<Verdict, String> {
+        if self.runs_as_nobody() && kind.has_files() {
+            let names = KINDS_AS_NOBODY.map(TierKind::name).join(", ");
+            return Ok(Verdict::Skipped(format!("it runs as nobody, who cannot use this tier's files; use {names}")));
+        }
         let trial = match Trial::new(self.name, large, kind) {
             Ok(trial) => Trial { delivery, ..trial },
             Err(why) => return Ok(Verdict::Skipped(why)),

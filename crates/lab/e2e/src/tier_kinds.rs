@@ -72,6 +72,15 @@ impl TierKind {
         }
     }
 
+    /// Whether a program needs access to files of the user who runs the tests: data on disk or keys.
+    #[must_use]
+    pub fn has_files(self) -> bool {
+        match self {
+            TierKind::Chain | TierKind::Compressed | TierKind::Flash | TierKind::Tls => true,
+            TierKind::Donor | TierKind::Dram | TierKind::Mirror | TierKind::Parity => false,
+        }
+    }
+
     /// Parses a name.
     pub fn parse(name: &str) -> Result<TierKind, String> {
         let known = TierKind::ALL.into_iter().find(|kind| kind.name() == name);
