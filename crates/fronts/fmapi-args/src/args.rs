@@ -15,7 +15,7 @@ A PEER is the address of a CXL switch, in one of these forms:
   mctp:[NETWORK,]EID  an endpoint of the kernel's MCTP
   opencis:ADDR[:PORT] the address that OpenCIS's switch connects to, port 8100 unless one is given
   recorded:FILE       a file that --trace has written, replayed in place of its switch
-  vfio:FUNCTION       the mailbox of a PCI function whose driver is vfio-pci, with an IOMMU or without
+  vfio:FUNCTION       the mailbox of a PCI function whose driver is vfio-pci, with or without IOMMU
 
 Examples:
   aquifer fmapi check tcp:10.0.0.7 --html report.html --trace report.pcap
