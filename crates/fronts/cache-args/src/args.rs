@@ -11,8 +11,8 @@ use clap::Args;
 /// Serve a key-value cache to Redis clients: keys in DRAM, values in far memory
 ///
 /// The values are a log in a space of its own, and only the hot ones are in DRAM. While one request waits for a tier,
-/// the others go on. When the cache is full, the values that have been unused for the longest time are dropped. The
-/// cache is empty when it starts: nothing is kept across a restart.
+/// the others continue. When the cache is full, it evicts the oldest values, and spares those that were used since they
+/// were stored. The cache is empty when it starts: nothing is kept across a restart.
 #[derive(Clone, Debug, Args)]
 #[command(
     arg_required_else_help = true,
@@ -23,8 +23,9 @@ Examples:
   aquifer cache --listen 127.0.0.1:7000 --dram 64MiB --tier emulated:xl-flash-slc
   redis-benchmark -p 7000 -t set,get -d 1024 -r 100000 -P 16
 
-Commands: GET SET MGET MSET DEL EXISTS INCR INCRBY DECR DECRBY EXPIRE PEXPIRE TTL PTTL PERSIST PING
-ECHO INFO DBSIZE FLUSHALL FLUSHDB SELECT COMMAND CONFIG CLIENT QUIT, over RESP2, pipelined or not.
+Commands: GET SET MGET MSET DEL UNLINK EXISTS INCR INCRBY DECR DECRBY EXPIRE PEXPIRE TTL PTTL
+PERSIST PING ECHO INFO DBSIZE FLUSHALL FLUSHDB SELECT COMMAND CONFIG CLIENT QUIT, over RESP2,
+pipelined or not.
 
 There is no authentication: anyone who reaches the address can read and change the cache.
 
@@ -55,7 +56,7 @@ pub struct CacheArgs {
     /// Maximum number of connections at a time
     #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub connections: u32,
-    /// Maximum size of the buffers of all connections together; when there is more, those with the largest end
+    /// Maximum size of all connections' buffers together; beyond it, the connections with the largest ones are closed
     ///
     /// At least 128MiB. A connection usually needs up to 64 KiB, and one with large values several times their size.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
