@@ -38,7 +38,7 @@ fn service(name: &str, methods: Vec<Method>) -> Service {
     methods.into_iter().fold(start, |service, method| service.method(method)).build()
 }
 
-/// A method, with its name in Rust and on the wire; `is_stream` if the answer is a stream of messages.
+/// Returns a method, with its name in Rust and on the wire; `is_stream` if the answer is a stream of messages.
 fn method(name: &str, route: &str, input: &str, output: &str, is_stream: bool) -> Method {
     let method = Method::builder().name(name).route_name(route);
     let method = method.input_type(format!("crate::api::{input}")).output_type(format!("crate::api::{output}"));

@@ -101,7 +101,7 @@ pub unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Fa
     text.to_str().map_err(|_| Failure::argument(format!("`{name}` is not UTF-8; write it in UTF-8")))
 }
 
-/// A range of a mapping, as the crate `aquifer` takes it. One that overflows is outside every mapping.
+/// Returns a range of a mapping, as the crate `aquifer` takes it. One that overflows is outside every mapping.
 pub fn range(start: usize, len: usize) -> Range<usize> {
     start..start.saturating_add(len)
 }

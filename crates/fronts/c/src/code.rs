@@ -23,7 +23,7 @@ macro_rules! codes {
             /// All of them.
             pub const ALL: &'static [Code] = &[$(Code::$name),+];
 
-            /// Its name in `aquifer.h`.
+            /// Returns its name in `aquifer.h`.
             pub fn name(self) -> &'static CStr {
                 let name = match self {
                     $(Code::$name => concat!($text, "\0"),)+
@@ -98,12 +98,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure of the interface itself.
+    /// Creates a failure of the interface itself.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), errno: 0 }
     }
 
-    /// An invalid argument.
+    /// Returns an invalid argument.
     pub fn argument(message: impl Into<String>) -> Self {
         Self::new(Code::Argument, message)
     }

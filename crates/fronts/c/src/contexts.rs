@@ -102,7 +102,7 @@ fn with_running<T>(act: impl FnOnce(Option<&Running<'_>>) -> T) -> T {
     act(unsafe { running.as_ref() })
 }
 
-/// Whether this code runs in a context.
+/// Returns whether this code runs in a context.
 pub(crate) fn is_in_context() -> bool {
     !RUNNING.get().is_null()
 }

@@ -91,7 +91,7 @@ impl Fetching {
         Self { state: Mutex::new(State { pending, failure: None }), waiters: Arc::default() }
     }
 
-    /// `Ready` when none is pending, or one of them has failed.
+    /// Returns `Ready` when none is pending, or one of them has failed.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         self.waiters.add(context.waker());
         let outcome = self.poll_all(&mut Context::from_waker(&Arc::clone(&self.waiters).into()));

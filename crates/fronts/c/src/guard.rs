@@ -37,7 +37,7 @@ pub fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     }
 }
 
-/// As [`call`], for calls that have nothing to return.
+/// Works like [`call`], for calls that have nothing to return.
 pub fn done(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     call(|| body().map(|()| Code::Ok as c_int))
 }

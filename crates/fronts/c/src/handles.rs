@@ -93,7 +93,7 @@ fn encode(place: usize, generation: u32) -> u64 {
     place as u64 | u64::from(generation) << 16 | forks() << 48
 }
 
-/// The place and the generation of a handle that can be one of this process.
+/// Returns the place and the generation of a handle that can be one of this process.
 fn decode(handle: u64) -> Result<(usize, u32), Failure> {
     let (place, generation, forks_then) = (handle as usize % PLACES_MAX, (handle >> 16) as u32, handle >> 48);
     if generation == 0 || forks_then > FORKS_MASK {
@@ -138,7 +138,7 @@ pub fn insert<T: Any + Send + Sync>(entry: T) -> Result<u64, Failure> {
     Ok(encode(index, place.generation))
 }
 
-/// What a handle stands for.
+/// Returns what a handle stands for.
 pub fn get<T: Any + Send + Sync>(handle: u64) -> Result<Arc<T>, Failure> {
     let (index, generation) = decode(handle)?;
     let place = table().place(index).ok_or_else(stale)?.read().unwrap_or_else(PoisonError::into_inner);

@@ -28,18 +28,18 @@ pub struct Mapping {
     pub handle: u64,
 }
 
-/// The mapping that a handle stands for.
+/// Returns the mapping that a handle stands for.
 pub(crate) fn get(mapping: Mapping) -> Result<Arc<aquifer::Mapping>, Failure> {
     handles::get(mapping.handle)
 }
 
-/// The addresses of a range of a mapping. A range outside of it is refused by the call that uses it.
+/// Returns the addresses of a range of a mapping. A range outside of it is refused by the call that uses it.
 pub(crate) fn addresses(mapping: &aquifer::Mapping, at: usize, len: usize) -> Range<usize> {
     let start = mapping.as_ptr().addr().saturating_add(at);
     start..start.saturating_add(len)
 }
 
-/// The addresses of a buffer.
+/// Returns the addresses of a buffer.
 pub(crate) fn of_buffer(buffer: &[u8]) -> Range<usize> {
     let start = buffer.as_ptr().addr();
     start..start + buffer.len()

@@ -20,7 +20,7 @@ use crate::queries::StatusRun;
 /// The handle of `AQUIFER_MEMORY`. No entry of the table of handles has it.
 const HANDLE: u64 = u64::MAX;
 
-/// The calls on ordinary memory, if `mapping` stands for it.
+/// Returns the calls on ordinary memory, if `mapping` stands for it.
 pub(crate) fn of(mapping: Mapping) -> Result<Option<Ordinary>, Failure> {
     if mapping.handle != HANDLE {
         return Ok(None);
@@ -49,7 +49,7 @@ impl Ordinary {
         served((self.table.advise)(start, len, hint).into()).map(|_| ())
     }
 
-    /// Where the range is.
+    /// Returns where the range is.
     pub fn status(self, start: usize, len: usize) -> Result<Vec<StatusRun>, Failure> {
         check(start, len)?;
         let mut runs: Vec<StatusRun> = Vec::new();
@@ -68,7 +68,7 @@ impl Ordinary {
         Ok(runs)
     }
 
-    /// Whether all of the range is resident.
+    /// Returns whether all of the range is resident.
     pub fn is_ready(self, start: usize, len: usize) -> Result<bool, Failure> {
         const RESIDENT: u32 = 4;
         let is_there = |run: &StatusRun| run.status == RESIDENT || u64::from(run.status) == Look::UNMANAGED;
@@ -105,7 +105,7 @@ fn check(start: usize, len: usize) -> Result<(), Failure> {
     if is_within { Ok(()) } else { Err(Failure::new(Code::OutOfRange, why)) }
 }
 
-/// The return value of a call, or the failure that a negative value stands for.
+/// Returns the return value of a call, or the failure that a negative value stands for.
 fn served(number: i64) -> Result<u64, Failure> {
     let failure = |code, why: &str| Err(Failure::new(code, why));
     match i32::try_from(number) {

@@ -84,7 +84,7 @@ unsafe impl Growing for Statistics {
 /// Maximum number of tiers that are read: one more than a chain can have, so that a longer list is refused as such.
 const TIERS_MAX: usize = 5;
 
-/// The space that a handle stands for.
+/// Returns the space that a handle stands for.
 pub(crate) fn get(space: Space) -> Result<Arc<aquifer::Space>, Failure> {
     handles::get(space.handle)
 }

@@ -242,7 +242,7 @@ fn set<'r>(words: &[&'r [u8]], now_ms: u64) -> Result<Command<'r>, CommandFailur
     Ok(Command::Set { key: key(name)?, value, expiry, condition, returns_old })
 }
 
-/// The time at which a value expires, by an option of `SET`.
+/// Returns the time at which a value expires, as an option of `SET` says.
 fn expiry_of(option: &[u8], number: i64, now_ms: u64) -> Result<u64, CommandFailure> {
     let unit_ms = if option.starts_with(b"P") { 1 } else { 1000 };
     let since_ms = if option.ends_with(b"AT") { 0 } else { now_ms };

@@ -30,7 +30,7 @@ pub struct Figures {
     pub tier_errors: u64,
 }
 
-/// The reply to `INFO`, with Redis's names where it has one for the same thing.
+/// Returns the reply to `INFO`. A figure that Redis has, too, has Redis's name.
 pub fn info(figures: &Figures, connected: usize, store: &Store, space: &Statistics, uptime_s: u64) -> String {
     let mut text = String::new();
     let mut section = |name: &str, lines: &[(&str, u64)]| {

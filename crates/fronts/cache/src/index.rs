@@ -84,37 +84,37 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index for `keys_max` keys, at least one.
+    /// Creates an empty index for `keys_max` keys, at least one.
     pub fn new(keys_max: u64) -> Self {
         Self { entries: vec![Entry::default(); entries_for(keys_max) as usize], len: 0, keys_max }
     }
 
-    /// What the index of this many keys takes.
+    /// Returns how many bytes the index of this many keys takes.
     pub fn bytes_for(keys_max: u64) -> u64 {
         entries_for(keys_max) * size_of::<Entry>() as u64
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are no keys.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Maximum number of keys.
+    /// Returns the maximum number of keys.
     pub fn keys_max(&self) -> u64 {
         self.keys_max
     }
 
-    /// Whether no other key can be stored.
+    /// Returns whether no other key can be stored.
     pub fn is_full(&self) -> bool {
         self.len == self.keys_max
     }
 
-    /// What is known about the key with this hash.
+    /// Returns what is known about the key with this hash.
     pub fn find(&self, hash: u64) -> Option<Found> {
         self.slot(hash).ok().map(|slot| self.entries[slot].found())
     }
@@ -140,7 +140,7 @@ impl Index {
         }
     }
 
-    /// Sets when a key expires. False if there is no such key.
+    /// Sets when a key expires. Returns false if there is no such key.
     pub fn set_expiry(&mut self, hash: u64, expires_ms: u64) -> bool {
         let slot = self.slot(hash);
         if let Ok(slot) = slot {
@@ -175,7 +175,7 @@ impl Index {
         Some(removed)
     }
 
-    /// The hashes of the keys whose records begin in a part of the log. Looks at every entry.
+    /// Returns the hashes of the keys whose records begin in a part of the log. Looks at every entry.
     pub fn within(&self, part: std::ops::Range<u64>) -> Vec<(u64, Found)> {
         let used = self.entries.iter().filter(|entry| !entry.is_free());
         used.map(|entry| (entry.hash, entry.found())).filter(|(_, found)| part.contains(&found.place.at)).collect()
@@ -187,12 +187,14 @@ impl Index {
         self.len = 0;
     }
 
-    /// The entry where the search for a hash begins: the table is in the order of the hashes, but for collisions.
+    /// Returns the entry where the search for a hash begins: the table is in the order of the hashes, but for
+    /// collisions.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
 
-    /// The entry of a hash, or the free one where it would be. A fifth of the table is free, so the search ends.
+    /// Returns the entry of a hash, or the free one where it would be. A fifth of the table is free, so the search
+    /// ends.
     fn slot(&self, hash: u64) -> Result<usize, usize> {
         let mut slot = self.home(hash);
         loop {
@@ -222,7 +224,7 @@ mod tests {
         Place { at: number * 16, bytes: 16 * (1 + (number % 100) as u32) }
     }
 
-    /// SplitMix64's finalizer (Steele, Lea and Flood 2014).
+    /// Mixes the bits of a number with SplitMix64's finalizer (Steele, Lea and Flood 2014).
     fn mix(number: u64) -> u64 {
         let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

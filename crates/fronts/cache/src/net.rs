@@ -95,7 +95,7 @@ impl Net {
         })
     }
 
-    /// Number of clients.
+    /// Returns the number of clients.
     pub fn connected(&self) -> usize {
         self.connections.len() - self.free.len()
     }

@@ -36,7 +36,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header. `None` if no record begins like this.
+    /// Reads a header. Returns `None` if no record begins like this.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (key_bytes, value_bytes) = (word(0), word(4));
@@ -45,13 +45,13 @@ impl Header {
         fits.then_some(Self { key_bytes, value_bytes, hash })
     }
 
-    /// Length of the record.
+    /// Returns the length of the record.
     pub fn record_bytes(&self) -> usize {
         record_bytes(self.key_bytes as usize, self.value_bytes as usize)
     }
 }
 
-/// Length of the record of a key and a value with these lengths.
+/// Returns the length of the record of a key and a value with these lengths.
 pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
     (HEADER_BYTES + key_bytes + value_bytes).next_multiple_of(UNIT_BYTES as usize)
 }
@@ -67,7 +67,7 @@ pub fn write(out: &mut Vec<u8>, hash: u64, key: &[u8], value: &[u8]) {
     out.resize(record_bytes(key.len(), value.len()), 0);
 }
 
-/// The value in a record, if it is the record of this key.
+/// Returns the value in a record, if it is the record of this key.
 pub fn value_of<'r>(record: &'r [u8], key: &[u8]) -> Option<&'r [u8]> {
     let header = Header::read(record.first_chunk()?)?;
     let (key_end, value_bytes) = (HEADER_BYTES + header.key_bytes as usize, header.value_bytes as usize);

@@ -12,34 +12,34 @@ pub const REPLY_BYTES_MAX: usize = 16 << 20;
 /// Maximum length of what precedes and follows a bulk string.
 pub const BULK_FRAME_BYTES_MAX: usize = 16;
 
-/// A status, such as `OK`.
+/// Writes a status, such as `OK`.
 pub fn status(out: &mut Vec<u8>, text: &str) {
     line(out, '+', text);
 }
 
-/// An error: a word in capitals, and why. Line breaks in it would end the reply.
+/// Writes an error: a word in capitals, and why. Line breaks in it would end the reply.
 pub fn error(out: &mut Vec<u8>, text: impl Display) {
     line(out, '-', text.to_string().replace(char::is_control, "?"));
 }
 
-/// A number.
+/// Writes a number.
 pub fn integer(out: &mut Vec<u8>, number: i64) {
     line(out, ':', number);
 }
 
-/// Bytes.
+/// Writes bytes.
 pub fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     line(out, '$', bytes.len());
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 
-/// The null bulk string.
+/// Writes the null bulk string.
 pub fn nothing(out: &mut Vec<u8>) {
     line(out, '$', -1);
 }
 
-/// The start of an array: `len` replies follow.
+/// Writes the start of an array: `len` replies follow.
 pub fn array(out: &mut Vec<u8>, len: usize) {
     line(out, '*', len);
 }

@@ -82,7 +82,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Memory of the words of a request that has not arrived whole.
+    /// Returns the memory of the words of a request that has not arrived whole.
     pub fn bytes(&self) -> usize {
         self.words.capacity() * size_of::<Range<usize>>()
     }
@@ -116,7 +116,7 @@ impl Decoder {
     }
 }
 
-/// The bulk string at `at`; `None` if it has not arrived.
+/// Returns the bulk string at `at`; `None` if it has not arrived.
 fn bulk(bytes: &[u8], at: usize) -> Result<Option<Range<usize>>, ProtocolFailure> {
     match bytes.get(at) {
         None => return Ok(None),
@@ -136,7 +136,7 @@ fn bulk(bytes: &[u8], at: usize) -> Result<Option<Range<usize>>, ProtocolFailure
     }
 }
 
-/// The number in the line at `at`, after its first byte, and where the next line begins.
+/// Returns the number in the line at `at`, after its first byte, and where the next line begins.
 fn length(bytes: &[u8], at: usize) -> Result<Option<(i64, usize)>, ()> {
     let line = &bytes[at..bytes.len().min(at + LENGTH_LINE_BYTES_MAX)];
     let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
@@ -146,7 +146,7 @@ fn length(bytes: &[u8], at: usize) -> Result<Option<(i64, usize)>, ()> {
     Ok(Some((integer(digits).ok_or(())?, at + end + 1)))
 }
 
-/// A decimal number as Redis writes it: no plus sign, no spaces, nothing else.
+/// Returns a decimal number as Redis writes it: no plus sign, no spaces, nothing else.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {

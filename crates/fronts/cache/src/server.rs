@@ -70,12 +70,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Milliseconds of Unix time.
+    /// Returns the Unix time in milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
     }
 
-    /// The reply to `INFO`.
+    /// Returns the reply to `INFO`.
     pub(crate) fn info(&self) -> String {
         let (net, mut figures) = (self.net.borrow(), *self.figures.borrow());
         (figures.connections, figures.rejected_connections) = (net.accepted, net.refused);
@@ -117,12 +117,12 @@ impl Server {
         Ok(Self { shared, address, batches: Cell::new(0), ender })
     }
 
-    /// The address that is served.
+    /// Returns the address that is served.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A byte that is written here, by a signal handler or by any thread, ends [`run`](Self::run).
+    /// Returns a socket: a byte that a signal handler or any thread writes to it ends [`run`](Self::run).
     pub fn ender(&self) -> io::Result<UnixStream> {
         self.ender.try_clone()
     }
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// A context for requests that have arrived. `None`: there are none.
+    /// Returns a context for requests that have arrived, or `None` if there are none.
     fn next_session(&self) -> Option<impl Future<Output = ()>> {
         let mut net = self.shared.net.borrow_mut();
         let mut batch = None;

@@ -63,7 +63,7 @@ pub async fn serve(shared: &Shared, index: ConnectionIndex, batch: Batch) {
     shared.net.borrow_mut().reply(index, &out, undone, is_last);
 }
 
-/// The keys whose values a command reads.
+/// Returns the keys whose values a command reads.
 fn keys_read<'c>(command: &'c Command<'c>) -> &'c [&'c [u8]] {
     match command {
         Command::Get(key) | Command::Add { key, .. } | Command::Set { key, returns_old: true, .. } => {
@@ -215,7 +215,7 @@ async fn with_values(shared: &Shared, command: &Command<'_>, out: &mut Vec<u8>) 
     }
 }
 
-/// The reply with a value.
+/// Adds the reply with a value to `out`.
 fn get(shared: &Shared, key: &[u8], out: &mut Vec<u8>) -> Result<(), StoreFailure> {
     let (mut store, mut figures) = (shared.store.borrow_mut(), shared.figures.borrow_mut());
     match store.value(key, shared.now_ms())? {
@@ -295,7 +295,7 @@ fn set(shared: &Shared, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), 
     Ok(())
 }
 
-/// How long a key will live, in the units of the reply, rounded as Redis does; -1 for ever.
+/// Returns how long a key will live, in the units of the reply, rounded as Redis does; -1 means forever.
 fn time_left(found: &Found, now_ms: u64, unit_ms: u64) -> i64 {
     match found.expires_ms {
         NEVER_MS => -1,

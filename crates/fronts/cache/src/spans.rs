@@ -38,7 +38,7 @@ pub const CLEANED_PER_APPENDED: u64 = 8;
 pub struct SpanIndex(pub usize);
 
 impl SpanIndex {
-    /// Its bytes in the log.
+    /// Returns its bytes in the log.
     pub fn bytes(self) -> std::ops::Range<u64> {
         let start = self.0 as u64 * SPAN_BYTES;
         start..start + SPAN_BYTES
@@ -96,7 +96,7 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// A log of this many spans, all free.
+    /// Creates a log of this many spans, all free.
     pub fn new(count: u64) -> Self {
         assert!(count >= SPANS_MIN, "a log has at least {SPANS_MIN} spans");
         let span = Span { state: State::Free, filled_bytes: 0, live_bytes: 0, opened: 0 };
@@ -104,22 +104,22 @@ impl Spans {
         Self { spans: vec![span; count as usize], free, active: None, opened: 0, live_bytes: 0 }
     }
 
-    /// Number of spans.
+    /// Returns the number of spans.
     pub fn count(&self) -> usize {
         self.spans.len()
     }
 
-    /// Bytes of records that an entry of the index points to.
+    /// Returns the number of bytes of records that an entry of the index points to.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Whether the cleaner has work.
+    /// Returns whether the cleaner has work.
     pub fn needs_cleaning(&self) -> bool {
         self.free.len() < FREE_LOW
     }
 
-    /// A place for a record, which is live from now on. `None` if a span must be freed first.
+    /// Returns a place for a record, which is live from now on, or `None` if a span must be freed first.
     pub fn place(&mut self, bytes: u32, purpose: Purpose) -> Option<Place> {
         let len = u64::from(bytes);
         assert!(len > 0 && len <= SPAN_BYTES, "a record fits a span");
@@ -175,7 +175,7 @@ impl Spans {
         taken.collect()
     }
 
-    /// A record is no longer pointed to.
+    /// Notes that a record is no longer pointed to.
     pub fn release(&mut self, place: Place) {
         let span = &mut self.spans[(place.at / SPAN_BYTES) as usize];
         let len = u64::from(place.bytes);
@@ -184,7 +184,7 @@ impl Spans {
         self.live_bytes -= len;
     }
 
-    /// The span to clean next: the one with the least live bytes if that is worth it, otherwise the oldest.
+    /// Returns the span to clean next: the one with the least live bytes if that is worth it, otherwise the oldest.
     pub fn next_victim(&mut self) -> Option<Victim> {
         let full = || (0..).zip(&self.spans).filter(|(_, span)| span.state == State::Full);
         let (index, span) = full().min_by_key(|(_, span)| (span.live_bytes, span.opened))?;
@@ -196,7 +196,7 @@ impl Spans {
         Some(self.take(index, KEPT_BYTES_MAX, true))
     }
 
-    /// The oldest span, of which nothing is kept. The active one, if there is no other.
+    /// Returns the oldest span, of which nothing is kept, or the active one if there is no other.
     pub fn next_evicted(&mut self) -> Option<Victim> {
         let is_full = |span: &&Span| span.state == State::Full;
         if !self.spans.iter().any(|span| is_full(&span)) {

@@ -120,32 +120,32 @@ impl Store {
         })
     }
 
-    /// Number of keys. Some may have expired: that is detected when they are accessed.
+    /// Returns the number of keys. Some may have expired: that is detected when they are accessed.
     pub fn len(&self) -> u64 {
         self.index.len()
     }
 
-    /// Whether there are no keys.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Maximum number of keys.
+    /// Returns the maximum number of keys.
     pub fn keys_max(&self) -> u64 {
         self.index.keys_max()
     }
 
-    /// Maximum number of bytes of records.
+    /// Returns the maximum number of bytes of records.
     pub fn size_bytes(&self) -> u64 {
         self.spans.count() as u64 * SPAN_BYTES
     }
 
-    /// Bytes of the records of all keys.
+    /// Returns the number of bytes of the records of all keys.
     pub fn live_bytes(&self) -> u64 {
         self.spans.live_bytes()
     }
 
-    /// What was done so far.
+    /// Returns what the store has done so far.
     pub fn counts(&self) -> StoreCounts {
         self.counts
     }
@@ -154,7 +154,7 @@ impl Store {
         self.hasher.hash_one(key)
     }
 
-    /// What is known about a key, without reading it. An expired key is dropped now.
+    /// Returns what is known about a key, without reading it. An expired key is dropped now.
     pub fn find(&mut self, key: &[u8], now_ms: u64) -> Option<Found> {
         let hash = self.hash(key);
         let found = self.index.find(hash)?;
@@ -166,19 +166,19 @@ impl Store {
         Some(found)
     }
 
-    /// Whether reading a record would not wait. Takes some nanoseconds.
+    /// Returns whether reading a record would not wait. Takes some nanoseconds.
     pub fn is_ready(&self, place: Place) -> bool {
         self.mapping.ready(range_of(place))
     }
 
-    /// Futures that together make a record resident.
+    /// Returns futures that together make a record resident.
     pub fn fetches(&self, place: Place) -> Vec<Fetch> {
         let range = range_of(place);
         let parts = range.clone().step_by(self.fetch_bytes_max);
         parts.map(|start| self.mapping.fetch(start..range.end.min(start + self.fetch_bytes_max))).collect()
     }
 
-    /// The value of a key. Waits for the tier if it is not resident.
+    /// Returns the value of a key. Waits for the tier if it is not resident.
     pub fn value(&mut self, key: &[u8], now_ms: u64) -> Result<Option<&[u8]>, StoreFailure> {
         for _ in 0..EVICTIONS_MAX {
             let Some(found) = self.find(key, now_ms) else { return Ok(None) };
@@ -247,7 +247,7 @@ impl Store {
         }
     }
 
-    /// Removes a key. Whether there was one.
+    /// Removes a key. Returns whether there was one.
     pub fn remove(&mut self, key: &[u8], now_ms: u64) -> bool {
         let is_there = self.find(key, now_ms).is_some();
         if is_there {
@@ -256,7 +256,7 @@ impl Store {
         is_there
     }
 
-    /// Sets when a key expires; [`NEVER_MS`](crate::index::NEVER_MS) for never. Whether there is such a key.
+    /// Sets when a key expires; [`NEVER_MS`](crate::index::NEVER_MS) for never. Returns whether there is such a key.
     pub fn set_expiry(&mut self, key: &[u8], expires_ms: u64, now_ms: u64) -> bool {
         self.find(key, now_ms).is_some() && self.index.set_expiry(self.hash(key), expires_ms)
     }
@@ -286,7 +286,7 @@ impl Store {
         Err(StoreFailure::NoRoom)
     }
 
-    /// Writes a record at the end of the log. `None` if no span is free.
+    /// Writes a record at the end of the log. Returns `None` if no span is free.
     fn write(&mut self, record: &[u8], purpose: Purpose) -> Result<Option<Place>, StoreFailure> {
         for _ in 0..WRITE_TRIES_MAX {
             let Some(place) = self.spans.place(record.len() as u32, purpose) else { return Ok(None) };

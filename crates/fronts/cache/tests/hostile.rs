@@ -18,12 +18,12 @@ fn serves(server: &Running) {
     assert_eq!(server.client().ask_text("PING"), Reply::Status("PONG".into()));
 }
 
-/// Resident memory of the server.
+/// Returns the resident memory of the server.
 fn resident_bytes(server: &Running) -> u64 {
     memory(server, "VmRSS:")
 }
 
-/// Peak resident memory of the server.
+/// Returns the peak resident memory of the server.
 fn resident_bytes_peak(server: &Running) -> u64 {
     memory(server, "VmHWM:")
 }

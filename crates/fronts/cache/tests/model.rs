@@ -37,7 +37,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("key {number}{}", "x".repeat((number % 40) as usize)).into_bytes()
 }
 
-/// The length of a value follows from its number, too: most are small, some are the largest.
+/// Returns a value. Its length follows from its number, too: most are small, some are the largest.
 fn value(number: u64) -> Vec<u8> {
     let len = match number % 500 {
         0 => aquifer_cache::request::WORD_BYTES_MAX as u64,

@@ -109,7 +109,7 @@ pub fn parse() -> Result<Command, Failure> {
     }
 }
 
-/// The command line as clap describes it, for the manual and the completions.
+/// Returns the command line as clap describes it, for the manual and the completions.
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
@@ -133,7 +133,7 @@ fn complaints(mut error: clap::Error, mut words: Vec<OsString>) -> Failure {
     failure
 }
 
-/// The flag that is unknown or has a wrong value.
+/// Returns the flag that is unknown or has a wrong value.
 fn flag(error: &clap::Error) -> Option<&str> {
     let is_about_one = matches!(error.kind(), InvalidValue | UnknownArgument | ValueValidation);
     let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidArg).filter(|_| is_about_one) else {
@@ -142,7 +142,7 @@ fn flag(error: &clap::Error) -> Option<&str> {
     text.split(' ').next().filter(|flag| flag.starts_with("--"))
 }
 
-/// Where the words have that flag, with its value: `--flag`, `--flag=value` or `--flag value`.
+/// Returns where the words have that flag, with its value: `--flag`, `--flag=value` or `--flag value`.
 fn wrong_flag(error: &clap::Error, words: &[OsString]) -> Option<Range<usize>> {
     let flag = flag(error)?;
     let value = match error.get(ContextKind::InvalidValue) {
@@ -177,14 +177,14 @@ fn complaint(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Fail
     Failure::new(ExitCode::Usage, cause, remedy)
 }
 
-/// The first command among the words, with a leading space; empty if there is none.
+/// Returns the first command among the words, with a leading space; empty if there is none.
 fn command_among(mut words: impl Iterator<Item = OsString>) -> String {
     let cli = Cli::command();
     let name = words.find_map(|word| cli.find_subcommand(word).map(|command| command.get_name().to_owned()));
     name.map_or_else(String::new, |name| format!(" {name}"))
 }
 
-/// The end of `aquifer --help`.
+/// Returns the end of `aquifer --help`.
 fn after_help() -> String {
     const EXAMPLES: &str = "\
 Examples:
@@ -195,7 +195,7 @@ Examples:
     format!("{EXAMPLES}\n\n{}", exit::section())
 }
 
-/// The version of the release, and the versions of the formats that must match between releases.
+/// Returns the version of the release, and the versions of the formats that must match between releases.
 fn long_version() -> String {
     format!(
         "{}\nconfiguration {}, statistics segment {}",

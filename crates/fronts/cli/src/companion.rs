@@ -46,12 +46,12 @@ pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stres
 const INSTALLED: &str = "libexec/aquifer";
 
 impl Companion {
-    /// The path of the program, for the command that runs now.
+    /// Returns the path of the program, for the command that runs now.
     pub fn find(self) -> Result<PathBuf, Failure> {
         self.find_for(&executable()?)
     }
 
-    /// The path of the program: beside `executable`, or where packages install it.
+    /// Returns the path of the program: beside `executable`, or where packages install it.
     fn find_for(self, executable: &Path) -> Result<PathBuf, Failure> {
         let prefix = executable.parent().and_then(Path::parent);
         let installed = prefix.map(|prefix| prefix.join(INSTALLED).join(self.name));
@@ -73,7 +73,7 @@ impl Companion {
         Err(self.failure(format!("at {} cannot be started: {error}", program.display())))
     }
 
-    /// A failure of this program, and how to install it.
+    /// Returns a failure of this program, and how to install it.
     pub fn failure(self, what: impl std::fmt::Display) -> Failure {
         let remedy = format!("install aquifer again, or run 'make {}' in the source tree", self.target);
         Failure::new(self.code, format!("the program {} {what}", self.name), remedy)
@@ -90,7 +90,7 @@ pub fn arguments_without(name: &str, arguments: impl Iterator<Item = OsString>) 
     arguments
 }
 
-/// The arguments without `--log-format FORMAT`, which the program does not have.
+/// Returns the arguments without `--log-format FORMAT`, which the program does not have.
 fn without_log_format(words: Vec<OsString>) -> Vec<OsString> {
     let mut kept = Vec::with_capacity(words.len());
     let mut words = words.into_iter();
@@ -105,7 +105,7 @@ fn without_log_format(words: Vec<OsString>) -> Vec<OsString> {
     kept
 }
 
-/// The path of this command.
+/// Returns the path of this command.
 pub fn executable() -> Result<PathBuf, Failure> {
     env::current_exe()
         .map_err(|error| Failure::new(ExitCode::Failure, format!("aquifer cannot find itself: {error}"), "mount /proc"))

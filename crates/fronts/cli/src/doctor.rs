@@ -72,7 +72,7 @@ fn json_lines(abilities: &[Ability]) -> String {
     abilities.iter().map(line).collect()
 }
 
-/// The table, followed by one line of advice for each missing ability.
+/// Returns the table, followed by one line of advice for each missing ability.
 fn page(abilities: &[Ability], width: usize) -> String {
     let head = ["ABILITY", "FOUND", "DETAIL", "WITHOUT IT"].map(str::to_owned).to_vec();
     let rows = abilities.iter().map(|ability| {

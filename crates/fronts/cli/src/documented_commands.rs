@@ -46,7 +46,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The command lines in a page's shell fences, with their line numbers.
+/// Returns the command lines in a page's shell fences, with their line numbers.
 fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut found, mut is_shell, mut whole) = (Vec::new(), false, String::new());
     for (number, line) in text.lines().enumerate() {

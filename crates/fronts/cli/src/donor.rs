@@ -164,7 +164,7 @@ pub struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// The security of a local socket, which needs no TLS: rejects `--security plain` and TLS files.
+    /// Returns the security of a local socket, which needs no TLS: rejects `--security plain` and TLS files.
     fn none(&self, address: &Address) -> Result<Security, Failure> {
         if self.security == "plain" || [&self.tls_cert, &self.tls_key, &self.tls_ca].iter().any(|file| file.is_some()) {
             let cause = format!("nothing leaves the machine at {address}, and the kernel says who comes");
@@ -173,7 +173,7 @@ impl TlsArgs {
         Ok(Security::Plain)
     }
 
-    /// The requested security, if all of its files are given.
+    /// Returns the requested security, if all of its files are given.
     fn security(&self, what: &str) -> Result<Security, Failure> {
         let usage = |cause: &str, remedy: &str| Failure::new(ExitCode::Usage, cause, remedy);
         let (cert, key, ca) = (&self.tls_cert, &self.tls_key, &self.tls_ca);
@@ -225,7 +225,7 @@ fn source(text: &str) -> Result<Taken, String> {
     }
 }
 
-/// The name of a source, as on the command line.
+/// Returns the name of a source, as on the command line.
 fn word(source: &Source) -> &'static str {
     match source {
         Source::Anonymous => "anonymous",

@@ -48,7 +48,7 @@ impl ExitCode {
         ExitCode::NotFound,
     ];
 
-    /// One sentence for `--help` and the manual.
+    /// Returns one sentence for `--help` and the manual.
     pub const fn meaning(self) -> &'static str {
         match self {
             ExitCode::Success => "everything that was asked for was done",
@@ -71,7 +71,7 @@ impl From<ExitCode> for process::ExitCode {
     }
 }
 
-/// The section of `--help` and the manual that lists the codes.
+/// Returns the section of `--help` and the manual that lists the codes.
 pub fn section() -> String {
     let line = |code: &ExitCode| format!("\n  {:<4} {}", *code as u8, code.meaning());
     format!("Exit status:{}", ExitCode::ALL.iter().map(line).collect::<String>())
@@ -91,18 +91,18 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with its status, cause and remedy.
+    /// Creates a failure with its status, cause and remedy.
     pub fn new(code: ExitCode, cause: impl Into<String>, remedy: impl Into<String>) -> Failure {
         Failure { code, cause: cause.into(), remedy: remedy.into(), further: Vec::new() }
     }
 
-    /// This failure, with another one that the user should correct at the same time.
+    /// Returns this failure with another one that the user should correct at the same time.
     pub fn and(mut self, other: Failure) -> Failure {
         self.further.push(other);
         self
     }
 
-    /// Both values, or all that is wrong with them.
+    /// Returns both values, or all that is wrong with them.
     pub fn both<A, B>(first: Result<A, Failure>, second: Result<B, Failure>) -> Result<(A, B), Failure> {
         match (first, second) {
             (Ok(first), Ok(second)) => Ok((first, second)),
@@ -111,7 +111,7 @@ impl Failure {
         }
     }
 
-    /// All values, or all that is wrong with them.
+    /// Returns all values, or all that is wrong with them.
     pub fn all<T>(outcomes: impl IntoIterator<Item = Result<T, Failure>>) -> Result<Vec<T>, Failure> {
         let mut values = Ok(Vec::new());
         for outcome in outcomes {

@@ -77,7 +77,7 @@ impl Exporter {
         Ok(Exporter { program, listener, address, child })
     }
 
-    /// Where it listens.
+    /// Returns where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -133,7 +133,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// The text, or a notice in its place if it is too long.
+/// Returns the text, or a notice in its place if it is too long.
 fn bounded(text: &str) -> &str {
     if text.len() > TEXT_BYTES_MAX { TOO_LONG } else { text }
 }
@@ -182,7 +182,7 @@ impl Exporting {
         self.end()
     }
 
-    /// The next byte; `None` if the child has exited.
+    /// Returns the next byte; `None` if the child has exited.
     fn read(&mut self) -> io::Result<Option<u8>> {
         let mut byte = [0];
         loop {

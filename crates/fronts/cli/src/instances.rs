@@ -29,26 +29,27 @@ pub struct Instance {
     segment: File,
 }
 
-/// The link target that the kernel shows for a segment: every memfd appears as a deleted path.
+/// Returns the link target that the kernel shows for a segment: every memfd appears as a deleted path.
 fn shown(name: &CStr) -> String {
     format!("/memfd:{} (deleted)", name.to_string_lossy())
 }
 
 impl Instance {
-    /// The current values. All snapshots of one look at the instances share one `timeout`.
+    /// Returns the current values. All snapshots of one look at the instances share one `timeout`.
     pub fn snapshot(&self, timeout: &SettleTime) -> Result<Snapshot, Failure> {
         aquifer_stats::read_in(self.segment.as_fd(), timeout)
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
     }
 
-    /// The first of the processes that have the segment open.
+    /// Returns the first of the processes that have the segment open.
     pub fn holder(&self) -> u32 {
         self.holders[0]
     }
 }
 
 impl Instance {
-    /// The shared budget ledger of this instance, opened for changes. `None` if each process has its own budget.
+    /// Returns the shared budget ledger of this instance, opened for changes, or `None` if each process has its own
+    /// budget.
     pub fn ledger(&self) -> Result<Option<SharedSegment>, Failure> {
         // Searches all holders of the segment: the launcher holds the budget ledger for as long as the program lives.
         let same = all()?.into_iter().find(|instance| instance.inode == self.inode);
@@ -70,7 +71,7 @@ impl Instance {
     }
 }
 
-/// All instances that this user may inspect, oldest process first.
+/// Returns all instances that this user may inspect, oldest process first.
 pub fn all() -> Result<Vec<Instance>, Failure> {
     let processes = fs::read_dir("/proc")
         .map_err(|error| Failure::new(ExitCode::Failure, format!("/proc cannot be read: {error}"), "mount /proc"))?;
@@ -84,7 +85,7 @@ pub fn all() -> Result<Vec<Instance>, Failure> {
     Ok(instances)
 }
 
-/// The instance whose program or launcher is `pid`.
+/// Returns the instance whose program or launcher is `pid`.
 pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     let mut found = Vec::new();
     if let Err(error) = collect(pid, &mut found) {
@@ -114,7 +115,7 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     })
 }
 
-/// All instances, or only that of `pid`.
+/// Returns all instances, or only that of `pid`.
 pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
     match pid {
         Some(pid) => of_process(pid).map(|instance| vec![instance]),

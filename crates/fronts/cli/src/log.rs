@@ -29,7 +29,7 @@ pub fn choose(format: LogFormat) {
     let _ = CHOSEN.set(format);
 }
 
-/// The chosen format. Before the command line has been parsed, the one from the environment.
+/// Returns the chosen format; before the command line has been parsed, the one from the environment.
 pub fn chosen() -> LogFormat {
     let from_environment = || {
         if std::env::var_os(VARIABLE).is_some_and(|word| word == "json") { LogFormat::Json } else { LogFormat::Text }

@@ -36,7 +36,7 @@ pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
     Err(exporter.supply(text))
 }
 
-/// The text for one scrape. Skips programs that have just ended.
+/// Returns the text for one scrape. Skips programs that have just ended.
 fn text() -> String {
     let instances = instances::all().unwrap_or_default();
     let timeout = SettleTime::default();
@@ -50,7 +50,7 @@ fn text() -> String {
     to_prometheus_of_units(&of_units)
 }
 
-/// The systemd unit of a process. See cgroups(7), and `Delegate=` in systemd.resource-control(5).
+/// Returns the systemd unit of a process. See cgroups(7), and `Delegate=` in systemd.resource-control(5).
 fn unit_of(pid: u64) -> Option<String> {
     unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }

@@ -48,7 +48,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<process::ExitCode, Failure>
     Ok(ExitCode::Success.into())
 }
 
-/// The completions: the table of flags, and the names that a pool has when they are asked for.
+/// Returns the completions: the table of flags, and the names that a pool has when they are asked for.
 fn script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut args::command_line(), "aquifer", &mut script);
@@ -74,7 +74,7 @@ pub fn man(args: &ManArgs) -> Result<process::ExitCode, Failure> {
     Ok(ExitCode::Success.into())
 }
 
-/// Every page with its file name.
+/// Returns every page with its file name.
 fn pages() -> Result<Vec<(String, String)>, Failure> {
     let mut whole = args::command_line();
     // Gives every command its full name and its help flag.

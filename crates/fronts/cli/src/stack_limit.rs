@@ -26,7 +26,7 @@ pub fn widen() {
     }
 }
 
-/// The soft and hard limits in bytes to restore for a started program, if they were changed.
+/// Returns the soft and hard limits in bytes to restore for a started program, if they were changed.
 pub fn before() -> Option<(u64, u64)> {
     BEFORE.get().copied()
 }

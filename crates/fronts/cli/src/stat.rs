@@ -163,7 +163,7 @@ fn is_exceeded(snapshot: &Snapshot) -> bool {
 /// The smallest terminal width at which the table also shows the number of faults.
 const WIDTH_WITH_FAULTS: usize = 92;
 
-/// One line for each instance.
+/// Returns one line for each instance.
 fn summary(snapshots: &[Snapshot], width: usize) -> String {
     if snapshots.is_empty() {
         return String::new();
@@ -204,7 +204,7 @@ fn shorten(rows: &mut [Vec<String>], column: usize, width: usize) {
     rows.iter_mut().filter_map(|row| row.get_mut(column)).for_each(|cell| *cell = cut(cell, room));
 }
 
-/// A size in at most seven characters: from 100 of its unit on, without a fraction.
+/// Returns a size in at most seven characters: from 100 of its unit on, without a fraction.
 fn short_bytes(bytes: u64) -> String {
     let text = ByteSize(bytes).to_string();
     match text.split_once('.') {
@@ -215,12 +215,12 @@ fn short_bytes(bytes: u64) -> String {
     }
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A count in at most six characters.
+/// Returns a count in at most six characters.
 pub fn short(count: u64) -> String {
     match count {
         0..=99_999 => count.to_string(),
@@ -230,7 +230,7 @@ pub fn short(count: u64) -> String {
     }
 }
 
-/// The page for one instance: settings, memory, faults, traffic, errors; every name is the same as in the JSON.
+/// Returns the page for one instance: settings, memory, faults, traffic, errors; every name is the same as in the JSON.
 fn page(snapshot: &Snapshot, width: usize) -> String {
     let state = match (snapshot.is_attached(), snapshot.gauge(Gauge::Active)) {
         (false, _) => "starting",
@@ -264,7 +264,7 @@ fn page(snapshot: &Snapshot, width: usize) -> String {
     text
 }
 
-/// The levels of a chain of tiers, one column each, fastest first.
+/// Returns the levels of a chain of tiers, one column each, fastest first.
 fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
     let row = |name: &str, cell: &dyn Fn(usize, &LevelSnapshot) -> String| {
         let cells = levels.iter().enumerate().map(|(index, level)| format!("{:>10}", cell(index, level)));
@@ -280,7 +280,7 @@ fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
     rows
 }
 
-/// One row per temperature class, hottest first.
+/// Returns one row per temperature class, hottest first.
 fn temperature_rows(snapshot: &Snapshot) -> Vec<Vec<String>> {
     let mut rows = vec![vec!["  temperature_bytes".to_owned()]];
     rows[0].extend(Place::ALL.iter().map(|place| format!("{:>10}", place.name())));

@@ -85,7 +85,7 @@ fn programs() -> Result<Vec<Program>, Failure> {
     Ok(snapshots.map(|numbers| Program { command: command(&numbers), numbers }).collect())
 }
 
-/// The program's name and arguments; see proc_pid_cmdline(5).
+/// Returns the program's name and arguments; see proc_pid_cmdline(5).
 fn command(snapshot: &Snapshot) -> String {
     let bytes = fs::read(format!("/proc/{}/cmdline", snapshot.gauge(Gauge::Pid))).unwrap_or_default();
     let words: Vec<String> =

@@ -95,7 +95,7 @@ fn check_memory(memory: ByteSize) -> Result<(), Failure> {
     Err(Failure::new(ExitCode::Usage, cause, "give a multiple of 1MiB, for example 1GiB"))
 }
 
-/// A guest that fits the budget gets all of its memory, which would surprise a user who meant to save memory.
+/// Returns a notice if the guest fits the budget, which would surprise a user who meant to save memory.
 fn nothing_to_page(dram: ByteSize, memory: ByteSize) -> Option<String> {
     let fits = dram.0 >= memory.0;
     fits.then(|| {
@@ -103,7 +103,7 @@ fn nothing_to_page(dram: ByteSize, memory: ByteSize) -> Option<String> {
     })
 }
 
-/// The end of `aquifer vm --help`.
+/// Returns the end of `aquifer vm --help`.
 fn after_help() -> String {
     const TEXT: &str = "\
 Tiers are those of 'aquifer run --help'.

@@ -24,7 +24,7 @@ impl Drop for Ended {
     }
 }
 
-/// An exporter at a port that the kernel chooses, its address, and what else it says.
+/// Returns an exporter at a port that the kernel chooses, its address, and what else it says.
 fn exporter() -> (Ended, String, BufReader<ChildStderr>) {
     build("aquifer-metrics");
     let mut child =
@@ -46,7 +46,7 @@ fn get(address: &str, path: &str) -> String {
     text
 }
 
-/// A segment as a program has it, so that this process is found as an instance.
+/// Returns a segment as a program has it, so that this process is found as an instance.
 fn instance() -> Counters {
     let counters = Counters::create().unwrap();
     counters.set(Gauge::Pid, u64::from(std::process::id()));
@@ -70,7 +70,7 @@ fn every_program_of_the_host_is_served() {
     assert_eq!(complaints, "", "promtool check metrics");
 }
 
-/// The process that the exporter has started.
+/// Returns the process that the exporter has started.
 fn child(exporter: &Ended) -> u32 {
     let pid = exporter.0.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -126,7 +126,7 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     assert_eq!((output.status.code(), support::stderr(&output)), (Some(1), line));
 }
 
-/// The output of `promtool check metrics`.
+/// Returns the output of `promtool check metrics`.
 fn promtool(text: &str) -> Option<String> {
     let started = Command::new("promtool")
         .args(["check", "metrics"])

@@ -86,7 +86,7 @@ fn systemd_takes_the_units_with_their_drop_ins() {
     }
 }
 
-/// What systemd says about a unit, with a drop-in or without one. `None`: it cannot be asked here.
+/// Returns what systemd says about a unit, with a drop-in or without one, or `None` if it cannot be asked here.
 fn complaints(name: &str, drop_in: Option<&str>) -> Option<Vec<String>> {
     // Tests run at the same time, each with a directory of its own.
     let directory = scratch(if drop_in.is_some() { "drop-in" } else { "unit" });

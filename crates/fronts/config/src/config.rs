@@ -85,7 +85,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The defaults of the command line; budget and state directory still have to be set.
+    /// Returns the defaults of the command line; budget and state directory still have to be set.
     fn default() -> Self {
         Config {
             version: VERSION,
@@ -110,7 +110,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// One line of JSON for [`VARIABLE`].
+    /// Returns one line of JSON for [`VARIABLE`].
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a struct of numbers and strings is always JSON")
     }

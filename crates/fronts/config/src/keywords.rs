@@ -50,7 +50,7 @@ macro_rules! words {
             /// The choices, as a message lists them.
             pub const CHOICES: &'static str = $choices;
 
-            /// The word for this choice.
+            /// Returns the word for this choice.
             pub const fn word(self) -> &'static str {
                 match self {
                     $($name::$variant => $word,)+
@@ -151,7 +151,7 @@ impl BlockSize {
     /// The largest block: one region of the block map.
     pub const MAX: u64 = 2 << 20;
 
-    /// A fixed block size, if `bytes` is a valid one.
+    /// Returns a fixed block size, if `bytes` is a valid one.
     pub fn of_bytes(bytes: u64) -> Option<BlockSize> {
         let fits = bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes);
         fits.then_some(BlockSize::Bytes(bytes))

@@ -22,12 +22,12 @@ pub const HEAD_BYTES: usize = 8;
 /// Maximum length of a text. One program takes about 20 KiB of it, so there is room for more than a thousand programs.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
 
-/// The bytes that precede a text of this length.
+/// Returns the bytes that precede a text of this length.
 pub fn head(text_bytes: usize) -> [u8; HEAD_BYTES] {
     (text_bytes as u64).to_le_bytes()
 }
 
-/// The length that these bytes announce; `None` if no text is that long.
+/// Returns the length that these bytes announce; `None` if no text is that long.
 pub fn text_bytes(head: [u8; HEAD_BYTES]) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(head)).ok().filter(|bytes| *bytes <= TEXT_BYTES_MAX)
 }

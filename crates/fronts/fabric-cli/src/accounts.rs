@@ -22,7 +22,7 @@ const VARIABLE: &str = "AQUIFER_FABRIC_PASSWORD";
 /// Longest input of which the first line is a password. The manager takes 256 bytes.
 const PASSWORD_INPUT_MAX: u64 = 4096;
 
-/// The password: the first line of standard input, or the variable.
+/// Returns the password: the first line of standard input, or the variable.
 fn password(from_stdin: bool) -> Result<String, Failure> {
     let missing = |what: &str| usage(format!("{what}; pipe it to --password-stdin, or set {VARIABLE}"));
     if !from_stdin {

@@ -26,7 +26,7 @@ const PLANS: &str = "/redfish/v1/Oem/Aquifer/Plans";
 /// Largest declaration: what the manager takes.
 const DECLARATION_BYTES_MAX: u64 = 4 << 20;
 
-/// A plan in lines: the changes, and what they lead to.
+/// Returns a plan in lines: the changes, and what they lead to.
 fn plan_text(plan: &Value) -> String {
     let lines = |name: &str| plan[name].as_array().into_iter().flatten().map(|line| plain(&cell(line)));
     let mut text: String = lines("Changes").map(|line| format!("{line}\n")).collect();
@@ -38,7 +38,7 @@ fn plan_text(plan: &Value) -> String {
     text
 }
 
-/// Only the changes.
+/// Returns only the changes of a plan, in lines.
 fn changes_text(plan: &Value) -> String {
     let changes = plan["Changes"].as_array().into_iter().flatten();
     changes.map(|line| format!("{}\n", plain(&cell(line)))).collect()

@@ -75,7 +75,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// `members` are the other managers to which a standby may send this client.
+    /// Creates a client. `members` are the other managers to which a standby may send it.
     pub(crate) fn new(url: &str, ca: Option<&Path>, members: &[String]) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let tls = trust(&address, ca)?;
@@ -83,7 +83,7 @@ impl Client {
         Client::with(address, tls, members)
     }
 
-    /// A client that trusts managers by a fingerprint, at any address.
+    /// Returns a client that trusts managers by a fingerprint, at any address.
     pub(crate) fn pinned(url: &str, pin: &str) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let members = Members::any(&address);
@@ -106,7 +106,7 @@ impl Client {
         }
     }
 
-    /// The same, with `None` where there is nothing.
+    /// Works like [`ask`](Self::ask), and returns `None` if there is nothing at the path.
     pub(crate) fn find(&self, path: &str) -> Result<Option<Answer>, Failure> {
         match self.try_ask(&Request::get(path))? {
             (404, _) => Ok(None),

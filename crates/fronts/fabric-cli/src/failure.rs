@@ -29,23 +29,24 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// It could not be done.
+/// Creates the failure of something that could not be done.
 pub(crate) fn failed(line: impl fmt::Display) -> Failure {
     Failure { line: plain(&line.to_string()), code: 1, is_broken_pipe: false }
 }
 
-/// The arguments are wrong.
+/// Creates the failure of wrong arguments.
 pub(crate) fn usage(line: impl fmt::Display) -> Failure {
     Failure { code: 2, ..failed(line) }
 }
 
-/// Standard output cannot be written.
+/// Creates the failure to write to standard output.
 pub(crate) fn unwritten(error: &io::Error) -> Failure {
     let line = format!("the result cannot be written: {error}; free space, or name another place");
     Failure { is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failed(line) }
 }
 
-/// The manager's error: its message and its remedy. If the session has ended, the remedy is this program's login.
+/// Returns the manager's error: its message and its remedy. If the session has ended, the remedy is this program's
+/// login.
 pub(crate) fn refused(status: u16, body: &Value) -> Failure {
     let error = &body["error"];
     let said = &error["@Message.ExtendedInfo"][0];

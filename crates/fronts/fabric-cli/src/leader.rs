@@ -26,7 +26,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// The manager that is asked first, and the others.
+    /// Lists the manager that is asked first, and the others.
     pub(crate) fn new(first: &Address, others: &[String]) -> Result<Members, Failure> {
         if others.len() > MEMBERS_MAX {
             return Err(usage(format!("{} members are named; name {MEMBERS_MAX} at most", others.len())));
@@ -40,7 +40,7 @@ impl Members {
         Ok(Members { known: Some(known), first: first.clone(), leader: first.clone().into() })
     }
 
-    /// Any manager.
+    /// Allows any manager as a leader.
     pub(crate) fn any(first: &Address) -> Members {
         Members { known: None, first: first.clone(), leader: first.clone().into() }
     }

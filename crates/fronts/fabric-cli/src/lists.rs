@@ -57,7 +57,7 @@ fn state(member: &Value) -> String {
     cell(&member["Status"]["State"])
 }
 
-/// The names of those properties that are true.
+/// Returns the names of those properties that are true.
 fn notes(ours: &Value, all: &[(&str, &str)]) -> String {
     let true_ones = all.iter().filter(|(property, _)| ours[*property] == true).map(|(_, word)| *word);
     true_ones.collect::<Vec<_>>().join(", ")

@@ -35,7 +35,7 @@ pub(crate) struct Session {
     pub(crate) token: String,
 }
 
-/// The directory, from the environment.
+/// Returns the directory, from the environment.
 fn directory(
     root: bool,
     runtime: Option<OsString>,
@@ -51,13 +51,13 @@ fn directory(
     parent.map(|parent| parent.join("aquifer"))
 }
 
-/// The file's name: the address with only characters that every file system has.
+/// Returns the file's name: the address with only characters that every file system has.
 fn name(address: &Address) -> String {
     let plain = |one: char| if one.is_ascii_alphanumeric() || one == '.' { one } else { '-' };
     format!("fabric-session-{}", address.to_string().chars().map(plain).collect::<String>())
 }
 
-/// Where the session with a manager is kept.
+/// Returns where the session with a manager is kept.
 fn place(address: &Address) -> Result<PathBuf, Failure> {
     let root = nix::unistd::geteuid().is_root();
     let variable = |name: &str| env::var_os(name);
@@ -103,7 +103,7 @@ pub(crate) fn keep(address: &Address, session: &Session) -> Result<(), Failure> 
     written
 }
 
-/// The session with a manager, if one is kept.
+/// Returns the session with a manager, if one is kept.
 pub(crate) fn kept(address: &Address) -> Result<Option<Session>, Failure> {
     let path = place(address)?;
     let file = match safe_open::open(&path, Purpose::PrivateKey, libc::O_NONBLOCK, 0) {

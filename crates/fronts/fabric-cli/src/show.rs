@@ -55,7 +55,7 @@ impl Session<'_> {
     }
 }
 
-/// A property as a person reads it; empty if it is missing.
+/// Returns a property as a person reads it; empty if it is missing.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -64,7 +64,7 @@ pub(crate) fn cell(value: &Value) -> String {
     }
 }
 
-/// An instant in milliseconds since 1970, as UTC.
+/// Returns an instant in milliseconds since 1970, as UTC.
 fn date(at: u64) -> String {
     let (days, seconds) = (at / 86_400_000, at / 1000 % 86_400);
     // Howard Hinnant's civil_from_days, for days since 1970.

@@ -5,7 +5,7 @@
 
 use aquifer_terminal::{Output, Tone, toned_columns};
 
-/// A text as one line, with what could steer a terminal escaped.
+/// Returns a text as one line, with what could steer a terminal escaped.
 pub(crate) fn plain(text: &str) -> String {
     let is_plain = |one: char| {
         !one.is_control() && !matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -24,7 +24,7 @@ pub(crate) fn plain(text: &str) -> String {
 /// The title of the column whose words have tones.
 const STATE: &str = "STATE";
 
-/// Rows under their titles, in aligned columns, no wider than the output.
+/// Returns rows under their titles, in aligned columns, no wider than the output.
 pub(crate) fn columns(titles: &[&str], rows: &[Vec<String>], output: &Output) -> String {
     let titles: Vec<String> = titles.iter().map(ToString::to_string).collect();
     let state = titles.iter().position(|title| title == STATE);
@@ -38,7 +38,7 @@ pub(crate) fn columns(titles: &[&str], rows: &[Vec<String>], output: &Output) ->
     toned_columns(&all, output, tone)
 }
 
-/// The tone of the state of a resource or of a task, in Redfish's words.
+/// Returns the tone of the state of a resource or of a task, in Redfish's words.
 pub(crate) fn tone_of(state: &str) -> Tone {
     match state {
         "Enabled" | "Completed" | "settled" => Tone::Good,

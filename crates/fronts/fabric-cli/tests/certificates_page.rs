@@ -18,7 +18,7 @@ const COMMAND: &str = "aquifer fabric ";
 /// The serial number on the page.
 const SERIAL: &str = "5d0e8f1c2b3a49586776859403120f1e";
 
-/// The text of the blocks with these words after their opening fence.
+/// Returns the text of the blocks with these words after their opening fence.
 fn blocks(words: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = PAGE.lines();

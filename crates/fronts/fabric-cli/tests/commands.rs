@@ -8,7 +8,7 @@ mod program;
 use program::{Rack, declaration, session_file, stderr, stdout};
 use serde_json::{Value, json};
 
-/// The cells of a volume's line.
+/// Returns the cells of a volume's line.
 fn volume(rack: &Rack, name: &str) -> Option<Vec<String>> {
     let table = rack.done(&["volumes"]);
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(name))?;

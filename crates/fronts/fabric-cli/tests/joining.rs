@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 const JOIN: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join";
 
-/// A manager with an authority, and an administrator who is logged in.
+/// Starts a manager with an authority, and logs an administrator in.
 fn site(name: &str, more: &str) -> Rack {
     let mut rack = Rack::start(name, &format!("[ca]\njoins-per-minute = 10000\n{more}"));
     let authority = rack.directory.join("state/ca/ca.pem").display().to_string();

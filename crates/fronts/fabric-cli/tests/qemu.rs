@@ -115,7 +115,7 @@ impl ManagerProcess {
     }
 }
 
-/// What the test is without QEMU.
+/// Finds QEMU, or reports that the test is skipped.
 fn program() -> Option<std::path::PathBuf> {
     find().map_err(skip).ok()
 }

@@ -158,7 +158,8 @@ fn a_server_that_is_no_manager_gets_one_line_and_steers_no_terminal() {
     }
 }
 
-/// An authority, its file, and a configuration of TLS with a certificate that it has signed for an address.
+/// Makes an authority, and returns its file and a configuration of TLS with a certificate that it signed for an
+/// address.
 fn authority(directory: &Path, name: &str) -> (String, String) {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

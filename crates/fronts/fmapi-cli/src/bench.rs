@@ -45,23 +45,23 @@ impl Timed {
         Self { name, times }
     }
 
-    /// How many commands were answered.
+    /// Returns how many commands were answered.
     pub fn count(&self) -> usize {
         self.times.len()
     }
 
-    /// The time that this share of the commands did not exceed. None if nothing was timed.
+    /// Returns the time that this share of the commands did not exceed, or None if nothing was timed.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = (self.times.len() as f64 * share).ceil() as usize;
         self.times.get(rank.max(1) - 1).copied()
     }
 
-    /// The longest time.
+    /// Returns the longest time.
     pub fn max(&self) -> Option<Duration> {
         self.times.last().copied()
     }
 
-    /// Commands per second, sent one after the other.
+    /// Returns how many commands a second are answered when they are sent one after the other.
     pub fn rate(&self) -> Option<f64> {
         let total: Duration = self.times.iter().sum();
         (!total.is_zero()).then(|| self.times.len() as f64 / total.as_secs_f64())
@@ -84,7 +84,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// True if every command's own cost keeps its bar.
+    /// Returns true if every command's own cost keeps its bar.
     pub fn keeps_own_cost(&self) -> bool {
         self.own.iter().all(|timed| timed.quantile(0.5).is_some_and(|median| median <= OWN_COST_BAR))
     }
@@ -114,7 +114,7 @@ impl fmt::Display for BenchFailure {
     }
 }
 
-/// vPPBs as a list for a person.
+/// Returns vPPBs as a list for a person.
 pub(crate) fn list(vppbs: &[(u8, u8)]) -> String {
     let one = |(vcs, vppb): &(u8, u8)| format!("vPPB {vppb} of virtual switch {vcs}");
     vppbs.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -154,7 +154,8 @@ fn time_answers(client: &mut Client, (name, command): &Command<'_>, count: u32) 
     Ok(Timed::new(name, times))
 }
 
-/// The cost of a command itself: codec, client, and MCTP packets on a stream, without a kernel and without a peer.
+/// Returns the cost of a command itself: codec, client, and MCTP packets on a stream, without a kernel and without a
+/// peer.
 fn own_cost() -> Vec<Timed> {
     let stream = PacketStream::new("immediate".into(), Immediate::new());
     let mut client = Client::new(Box::new(stream), SystemClock::shared(), Limits::default());
@@ -173,12 +174,12 @@ fn own_cost() -> Vec<Timed> {
 }
 
 impl Bench {
-    /// The figures as a table.
+    /// Returns the figures as a table.
     pub fn text(&self) -> String {
         figures::text(self)
     }
 
-    /// The figures as one JSON object.
+    /// Returns the figures as one JSON object.
     pub fn json(&self) -> serde_json::Value {
         figures::json(self)
     }

@@ -62,7 +62,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// How many cases conform, depart in a known way, depart otherwise, and were skipped.
+    /// Returns how many cases conform, depart in a known way, depart otherwise, and were skipped.
     pub fn counts(&self) -> [usize; 4] {
         let mut counts = [0; 4];
         for finding in &self.findings {
@@ -230,7 +230,8 @@ impl Suite<'_> {
         }
     }
 
-    /// The payload of a successful answer. Otherwise the case is concluded: skipped if the command is not supported.
+    /// Returns the payload of a successful answer. Otherwise the case is concluded: skipped if the command is not
+    /// supported.
     fn ask(&mut self, id: &'static str, path: &[Hop], opcode: Opcode, payload: &[u8]) -> Result<Option<Vec<u8>>, Stop> {
         match self.probe(id, path, opcode, payload)? {
             Some((ReturnCode::SUCCESS, payload)) => return Ok(Some(payload)),
@@ -253,7 +254,7 @@ impl Suite<'_> {
     }
 }
 
-/// What is wrong with the length of an answer, if anything is.
+/// Returns what is wrong with the length of an answer, if anything is.
 fn length(payload: &[u8], expected: usize) -> Option<String> {
     (payload.len() != expected).then(|| format!("{} bytes, not {expected}", payload.len()))
 }

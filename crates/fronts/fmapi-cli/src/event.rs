@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::show::word;
 
-/// One record, for a person.
+/// Returns one record, for a person.
 pub(crate) fn text(data: Option<&EventData>) -> String {
     match data {
         None => "a record of an unknown type".into(),
@@ -41,7 +41,7 @@ pub(crate) fn text(data: Option<&EventData>) -> String {
     }
 }
 
-/// One record, as an object; null if its type is unknown.
+/// Returns one record, as an object; null if its type is unknown.
 pub(crate) fn json(data: Option<&EventData>) -> Value {
     match data {
         None => Value::Null,

@@ -16,7 +16,7 @@ td:first-child{font-weight:600;white-space:nowrap}code{white-space:nowrap}
 .conforms td:first-child{color:#14662b}.departs td:first-child{color:#a40e1e}
 .known td:first-child{color:#7a4b00}.skipped td{color:#666}";
 
-/// The report as a page.
+/// Returns the report as a page.
 pub fn page(report: &Report) -> String {
     let title = escaped(&format!("FM API check of {}", report.peer));
     let mut page = format!(

@@ -82,7 +82,7 @@ fn named(name: &str) -> Result<&'static Dialect, Failure> {
     Dialect::named(name).ok_or_else(|| usage(format!("'{name}' is not a dialect; name one of {names}")))
 }
 
-/// A client of the peer, with its traces.
+/// Connects a client to the peer, with its traces.
 fn connect(args: &Peer) -> Result<(Client, Option<&'static Dialect>), Failure> {
     let address: PeerAddress = args.peer.parse().map_err(usage)?;
     let dialect = args.dialect.as_deref().map(named).transpose()?;
@@ -155,7 +155,8 @@ impl From<aquifer_fmapi_client::Failure> for OfDevice {
     }
 }
 
-/// As [`shown`], for a command that a switch itself does not support. An endpoint can be a device, without a port.
+/// Works like [`shown`], for a command that a switch itself does not support: an endpoint can be a device without a
+/// port.
 fn of_device(
     at: &At,
     act: impl FnOnce(&mut Client) -> Result<Shown, aquifer_fmapi_client::Failure>,
@@ -223,7 +224,7 @@ fn unbind(args: &Unbind) -> Result<Outcome, Failure> {
     Ok(Outcome { output: if args.peer.format.json { format!("{json}\n") } else { text }, code: 0 })
 }
 
-/// A trace as text.
+/// Returns a trace as text.
 fn decode(file: &Path, dialect: &str) -> Result<String, Failure> {
     let dialect = named(dialect)?;
     let cannot = |error: &dyn fmt::Display| failed(format!("{}: {error}", file.display()));

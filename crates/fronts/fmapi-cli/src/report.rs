@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::check::{Report, Verdict};
 
-/// The word for a verdict, the same in every form of the report.
+/// Returns the word for a verdict, the same in every form of the report.
 pub(crate) fn word(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Conforms => "conforms",
@@ -19,7 +19,7 @@ pub(crate) fn word(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// What was found, and what is known of it.
+/// Returns what was found, and what is known about it.
 pub(crate) fn detail(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Conforms => String::new(),
@@ -29,13 +29,13 @@ pub(crate) fn detail(verdict: &Verdict) -> String {
     }
 }
 
-/// The counts as a sentence.
+/// Returns the counts as a sentence.
 pub(crate) fn summary(report: &Report) -> String {
     let [conforms, known, departs, skipped] = report.counts();
     format!("{conforms} conform, {departs} depart, {known} depart as known of {}, {skipped} skipped", report.dialect)
 }
 
-/// The report as text.
+/// Returns the report as text.
 pub fn text(report: &Report) -> String {
     let mut text = format!("{} speaks the {} dialect\n\n", report.peer, report.dialect);
     for finding in &report.findings {
@@ -54,7 +54,7 @@ pub fn text(report: &Report) -> String {
     text
 }
 
-/// The report as one JSON object.
+/// Returns the report as one JSON object.
 pub fn json(report: &Report) -> Value {
     let [conforms, known, departs, skipped] = report.counts();
     let cases: Vec<Value> = report

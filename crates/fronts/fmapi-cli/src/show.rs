@@ -18,7 +18,7 @@ pub(crate) struct Shown {
     pub json: Value,
 }
 
-/// A value whose variants have names, such as `type3-sld`.
+/// Returns a value whose variants have names, such as `type3-sld`.
 pub(crate) fn word(value: impl std::fmt::Debug) -> String {
     let debug = format!("{value:?}");
     let mut word = String::new();
@@ -31,7 +31,7 @@ pub(crate) fn word(value: impl std::fmt::Debug) -> String {
     word
 }
 
-/// Identify, and Identify Switch Device where it is answered.
+/// Shows Identify, and Identify Switch Device where the peer answers it.
 pub(crate) fn identify(client: &mut Client, path: &[Hop]) -> Result<Shown, Failure> {
     let identity = client.identify(path)?;
     let component = identity.component_type.map_or("unknown".into(), word);
@@ -74,7 +74,7 @@ pub(crate) fn identify(client: &mut Client, path: &[Hop]) -> Result<Shown, Failu
     Ok(Shown { text, json })
 }
 
-/// The physical ports.
+/// Shows the physical ports.
 pub(crate) fn ports(client: &mut Client) -> Result<Shown, Failure> {
     let switch = client.identify_switch()?;
     let ids: Vec<u8> = (0..switch.physical_ports).collect();
@@ -96,7 +96,7 @@ pub(crate) fn ports(client: &mut Client) -> Result<Shown, Failure> {
     Ok(Shown { text, json: json!({ "ports": list }) })
 }
 
-/// The virtual switches.
+/// Shows the virtual switches.
 pub(crate) fn virtual_switches(client: &mut Client) -> Result<Shown, Failure> {
     let switch = client.identify_switch()?;
     let (mut text, mut list) = (String::new(), Vec::new());
@@ -122,7 +122,7 @@ pub(crate) fn virtual_switches(client: &mut Client) -> Result<Shown, Failure> {
     Ok(Shown { text, json: json!({ "virtual_switches": list }) })
 }
 
-/// The logical devices of an MLD.
+/// Shows the logical devices of an MLD.
 pub(crate) fn logical_devices(client: &mut Client, path: &[Hop]) -> Result<Shown, Failure> {
     let capabilities = client.ld_capabilities(path)?;
     let allocations = client.ld_allocations(path)?;
@@ -142,7 +142,7 @@ pub(crate) fn logical_devices(client: &mut Client, path: &[Hop]) -> Result<Shown
     Ok(Shown { text, json })
 }
 
-/// The dynamic capacity of a device, as a host has it.
+/// Shows the dynamic capacity of a device, as a host has it.
 pub(crate) fn capacity(client: &mut Client, path: &[Hop], host_id: u16) -> Result<Shown, Failure> {
     let dcd = client.dcd(path)?;
     let regions = client.dc_regions(path, host_id)?;
@@ -169,7 +169,7 @@ pub(crate) fn capacity(client: &mut Client, path: &[Hop], host_id: u16) -> Resul
     Ok(Shown { text, json })
 }
 
-/// The records of every log, and how many a log has lost.
+/// Shows the records of every log, and how many a log has lost.
 pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<Shown, Failure> {
     let (mut text, mut list, mut lost) = (String::new(), Vec::new(), serde_json::Map::new());
     for log in (0..=4).map(EventLog::of_bits) {

@@ -15,7 +15,7 @@ use aquifer_test_support::Random;
 
 mod peers;
 
-/// The cases that depart.
+/// Returns the cases that depart.
 fn departing(report: &Report) -> BTreeSet<&'static str> {
     let departs = report.findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Departs { .. }));
     departs.map(|finding| finding.case.id).collect()

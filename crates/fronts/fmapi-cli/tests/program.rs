@@ -74,7 +74,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// What a command that succeeds prints.
+/// Returns what a command that succeeds prints.
 fn prints(words: &[&str]) -> String {
     let output = program(words);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{words:?}");

@@ -60,14 +60,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// How long `what` takes, in nanoseconds.
+/// Returns how long `what` takes, in nanoseconds.
 fn time(what: impl FnOnce()) -> f64 {
     let started = Instant::now();
     what();
     started.elapsed().as_nanos() as f64
 }
 
-/// The word that a key selects.
+/// Returns the word that a key selects.
 fn place(key: usize) -> usize {
     key.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (BYTES / 8)
 }

@@ -27,7 +27,7 @@ const RUN: usize = 512 << 10;
 const PART_BYTES: usize = 64 << 10;
 const NUMBER: usize = 8;
 
-/// The number at a place before it is sorted.
+/// Returns the number at a place before it is sorted.
 fn number(index: usize) -> u64 {
     let number = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (number ^ (number >> 31)).wrapping_mul(0xd6e8_feb8_6659_fd93)

@@ -27,7 +27,7 @@ const VISITS_MAX: usize = 20_000;
 const ROW_BYTES: usize = DEGREE * 4;
 const UNREACHED: u32 = u32::MAX;
 
-/// A neighbour of a vertex: scattered, so that a row says nothing about where the next one is.
+/// Returns a neighbour of a vertex: scattered, so that a row says nothing about where the next one is.
 fn neighbour(vertex: u32, edge: usize) -> u32 {
     let number = (u64::from(vertex) << 8 | edge as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((number ^ (number >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32 % VERTICES
@@ -37,7 +37,7 @@ fn row(vertex: u32) -> std::ops::Range<usize> {
     vertex as usize * ROW_BYTES..(vertex as usize + 1) * ROW_BYTES
 }
 
-/// The distances of the vertices that were reached from `source`, and how many rows were read.
+/// Returns the distances of the vertices that were reached from `source`, and how many rows were read.
 fn search(edges: &Mapping, source: u32, with_hints: bool) -> Result<(Vec<u32>, usize), aquifer::Error> {
     let mut distances = vec![UNREACHED; VERTICES as usize];
     let (mut queue, mut visited) = (vec![source], 0);
@@ -58,7 +58,7 @@ fn search(edges: &Mapping, source: u32, with_hints: bool) -> Result<(Vec<u32>, u
     Ok((distances, visited))
 }
 
-/// The same search without any far memory, as the truth.
+/// Runs the same search without far memory: its result is the right one.
 fn expected(source: u32) -> Vec<u32> {
     let mut distances = vec![UNREACHED; VERTICES as usize];
     let (mut queue, mut visited) = (vec![source], 0);

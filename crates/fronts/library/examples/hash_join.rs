@@ -27,14 +27,14 @@ const PROBE_ROWS: u64 = 20_000;
 const AHEAD: u64 = 24;
 const ENTRY_BYTES: usize = 16;
 
-/// The key of a row: SplitMix64's finalizer, so that keys are scattered. Never 0, which marks a free entry.
+/// Returns the key of a row: SplitMix64's finalizer, so that keys are scattered. Never 0, which marks a free entry.
 fn key(row: u64) -> u64 {
     let key = (row + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (key ^ (key >> 27)) | 1
 }
 
-/// The entry where the search for a key begins.
+/// Returns the entry where the search for a key begins.
 fn home(key: u64) -> usize {
     (key >> 20) as usize % ENTRIES
 }
@@ -55,7 +55,7 @@ fn build(table: &mut Mapping) -> Result<(), aquifer::Error> {
     Ok(())
 }
 
-/// The payload of a key.
+/// Returns the payload of a key.
 fn partner(entries: &[[u64; 2]], key: u64) -> Option<u64> {
     let mut at = home(key);
     while entries[at][0] != 0 {
@@ -67,7 +67,7 @@ fn partner(entries: &[[u64; 2]], key: u64) -> Option<u64> {
     None
 }
 
-/// The row that the `index`th row to join wants; beyond `BUILD_ROWS`, none has it.
+/// Returns the row that the `index`th row to join wants; beyond `BUILD_ROWS`, none has it.
 fn wanted(index: u64) -> u64 {
     index.wrapping_mul(0x2545_f491_4f6c_dd1d) % (2 * BUILD_ROWS)
 }

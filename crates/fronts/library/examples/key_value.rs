@@ -51,7 +51,7 @@ impl Store {
         at..at + VALUE_BYTES
     }
 
-    /// A number that depends on the value's bytes.
+    /// Returns a number that depends on the value's bytes.
     fn digest(&self, key: u64) -> u64 {
         let value = self.values.view::<u64>(self.place(key)).expect("values are aligned");
         assert_eq!(value[0], key);
@@ -106,14 +106,14 @@ impl Store {
     }
 }
 
-/// SplitMix64's finalizer: the keys are scattered, and each number has one.
+/// Returns the key of a number by SplitMix64's finalizer: keys are scattered, and each number has one.
 fn key(number: usize) -> u64 {
     let key = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     key ^ (key >> 27)
 }
 
-/// The keys of one batch, at scattered places.
+/// Returns the keys of one batch, at scattered places.
 fn batch(number: usize) -> Vec<u64> {
     (0..BATCH).map(|index| key(((number * BATCH + index) * 40_503) % KEYS)).collect()
 }

@@ -56,7 +56,7 @@ impl Builder {
         self
     }
 
-    /// Which policy chooses the blocks to evict, as `aquifer run --policy` takes it. By default `"s3fifo"`.
+    /// Sets the policy that chooses the blocks to evict, by its name for `aquifer run --policy`. By default `"s3fifo"`.
     pub fn policy(mut self, name: impl Into<String>) -> Self {
         self.policy = Some(name.into());
         self
@@ -112,7 +112,7 @@ impl Builder {
     }
 }
 
-/// A block size; `None` to learn it.
+/// Parses a block size. `None` means that the space learns it.
 fn order(text: &str) -> Result<Option<Order>, OpenError> {
     if text == "auto" {
         return Ok(None);

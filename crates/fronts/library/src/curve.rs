@@ -35,7 +35,7 @@ pub struct CurvePoint {
 }
 
 impl MissRatioCurve {
-    /// The points, the smallest DRAM first. With more than that of the last one, nothing is fetched.
+    /// Returns the points, the smallest DRAM first. With more than that of the last one, nothing is fetched.
     pub fn points(&self) -> Vec<CurvePoint> {
         let point = |point: &aquifer_core::mrc::Point| CurvePoint {
             dram_bytes: point.pages * PAGE_BYTES,
@@ -46,12 +46,12 @@ impl MissRatioCurve {
         self.curve.points().iter().map(point).collect()
     }
 
-    /// The part of the touches that need a fetch with this much DRAM, from 0 to 1.
+    /// Returns the part of the touches that need a fetch with this much DRAM, from 0 to 1.
     pub fn miss_ratio(&self, dram_bytes: u64) -> f64 {
         self.curve.miss_ratio(dram_bytes / PAGE_BYTES)
     }
 
-    /// Bytes fetched each second with this much DRAM.
+    /// Returns the number of bytes fetched each second with this much DRAM.
     pub fn fetched_bytes_per_s(&self, dram_bytes: u64) -> f64 {
         self.curve.at(dram_bytes / PAGE_BYTES).pages_per_s * PAGE_BYTES as f64
     }
@@ -62,22 +62,22 @@ impl MissRatioCurve {
         self.curve.least_pages(loss, fetch.as_secs_f64(), self.figures.waited) * PAGE_BYTES
     }
 
-    /// How long a fetch has taken on average. `None` if nothing was fetched yet.
+    /// Returns how long a fetch has taken on average, or `None` if nothing was fetched yet.
     pub fn fetch_time(&self) -> Option<Duration> {
         (self.figures.fetch_s > 0.0).then(|| Duration::from_secs_f64(self.figures.fetch_s))
     }
 
-    /// Bytes with contents.
+    /// Returns the number of bytes with contents.
     pub fn content_bytes(&self) -> u64 {
         self.figures.content_bytes
     }
 
-    /// The number of pages that were sampled. From some thousand on, the curve is right within a few percent.
+    /// Returns the number of pages that were sampled. From some thousand on, the curve is right within a few percent.
     pub fn samples(&self) -> u64 {
         self.figures.samples
     }
 
-    /// How long touches were sampled.
+    /// Returns how long touches were sampled.
     pub fn measured(&self) -> Duration {
         Duration::from_nanos(self.figures.measured_ns)
     }

@@ -167,7 +167,7 @@ impl ExecutorReads {
         answer
     }
 
-    /// The future of a read has been dropped.
+    /// Gives up a read whose future has been dropped.
     pub(crate) fn abandon(&self, number: usize) {
         let mut list = self.list();
         let List { reads, asked, free, .. } = &mut *list;

@@ -50,7 +50,7 @@ impl Fetch {
         Self { mapping, range, asked: None }
     }
 
-    /// The result, if it is known without asking the space to fetch.
+    /// Returns the result, if it is known without asking the space to fetch.
     fn begin(inner: &Inner, range: &Range<usize>) -> Option<Result<(), Error>> {
         if inner.ready(range.clone()) {
             return Some(inner.memory.check().map_err(Error::from));

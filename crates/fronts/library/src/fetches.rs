@@ -59,7 +59,7 @@ impl Asked {
         Self { mapping, range, progress: Mutex::new(Progress::Pending(waker.clone())) }
     }
 
-    /// The outcome, if there is one; otherwise `waker` is woken when there is.
+    /// Returns the outcome, if there is one; otherwise `waker` is woken when there is.
     pub(crate) fn outcome(&self, waker: &Waker) -> Poll<Result<(), Error>> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let replaced = match &mut *progress {
@@ -139,7 +139,8 @@ impl Fetches {
         number
     }
 
-    /// The future of a fetch has been dropped. One that the worker has goes on: it reads into the space's own frames.
+    /// Gives up a fetch whose future was dropped. One that the worker has goes on: it reads into the space's own
+    /// frames.
     pub(crate) fn abandon(space: &Shared, number: u64) {
         let mut list = space.fetches.list();
         let abandoned = list.waiting.remove(&number);
@@ -157,12 +158,12 @@ impl Fetches {
         list.waiting.len() + list.started.len()
     }
 
-    /// Whether a thread takes turns.
+    /// Returns whether a thread takes turns.
     pub(crate) fn has_thread(&self) -> bool {
         self.list().has_thread
     }
 
-    /// An executor takes turns from now on, or stops doing so.
+    /// Notes that an executor takes turns from now on.
     pub(crate) fn enlist_executor(&self) {
         self.list().executors += 1;
     }
@@ -206,7 +207,7 @@ impl Fetches {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether the thread that takes turns may end: nothing is left to do, or an executor does it.
+    /// Returns whether the thread that takes turns may end: nothing is left to do, or an executor does it.
     fn ends_thread(&self, idle_waits: u32) -> bool {
         let mut list = self.list();
         let is_idle = list.waiting.is_empty() && list.started.is_empty();
@@ -216,7 +217,7 @@ impl Fetches {
     }
 }
 
-/// Asks the space for a range. `None`: it is on its way.
+/// Asks the space for a range. Returns `None` if the range is on its way.
 fn start(started: &mut Started) -> Option<Result<(), Error>> {
     let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };
     if started.tries == TRIES_MAX {
@@ -227,7 +228,7 @@ fn start(started: &mut Started) -> Option<Result<(), Error>> {
     inner.memory.advise(range.start, range.len(), Advice::WillNeed).err().map(|failure| Err(failure.into()))
 }
 
-/// What became of a fetch. `None`: it is on its way.
+/// Returns the outcome of a fetch, or `None` while it is in progress.
 fn look(started: &mut Started) -> Option<Result<(), Error>> {
     if Arc::strong_count(&started.asked) == 1 {
         // The future was dropped. What arrives stays in DRAM, as after a prefetch.

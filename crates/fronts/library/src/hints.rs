@@ -89,63 +89,63 @@ impl Hints {
         self.mapping.upgrade().ok_or(Error::Closed)
     }
 
-    /// As [`Mapping::prefetch`].
+    /// Works like [`Mapping::prefetch`].
     pub fn prefetch(&self, range: impl RangeBounds<usize>, intent: Intent) -> Result<(), Error> {
         self.inner()?.prefetch(range, intent)
     }
 
-    /// As [`Mapping::evict`].
+    /// Works like [`Mapping::evict`].
     pub fn evict(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         self.inner()?.advise(range, Advice::PageOut)
     }
 
-    /// As [`Mapping::stream`].
+    /// Works like [`Mapping::stream`].
     pub fn stream(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         self.inner()?.advise(range, Advice::Cold)
     }
 
-    /// As [`Mapping::pattern`].
+    /// Works like [`Mapping::pattern`].
     pub fn pattern(&self, range: impl RangeBounds<usize>, pattern: Pattern) -> Result<(), Error> {
         self.inner()?.pattern(range, pattern)
     }
 
-    /// As [`Mapping::priority`].
+    /// Works like [`Mapping::priority`].
     pub fn priority(&self, range: impl RangeBounds<usize>, priority: Priority) -> Result<(), Error> {
         self.inner()?.priority(range, priority)
     }
 
-    /// As [`Mapping::block_size`].
+    /// Works like [`Mapping::block_size`].
     pub fn block_size(&self, range: impl RangeBounds<usize>, bytes: Option<usize>) -> Result<(), Error> {
         self.inner()?.block_size(range, bytes)
     }
 
-    /// As [`Mapping::ready`]; false after the mapping has been dropped.
+    /// Works like [`Mapping::ready`]; false after the mapping has been dropped.
     pub fn ready(&self, range: Range<usize>) -> bool {
         self.mapping.upgrade().is_some_and(|inner| inner.ready(range))
     }
 
-    /// As [`Mapping::fetch`].
+    /// Works like [`Mapping::fetch`].
     pub fn fetch(&self, range: impl RangeBounds<usize>) -> Fetch {
         let range = self.inner().and_then(|inner| some_of(range, inner.memory.len()));
         Fetch::of(self.mapping.clone(), range)
     }
 
-    /// As [`Mapping::status`].
+    /// Works like [`Mapping::status`].
     pub fn status(&self, range: impl RangeBounds<usize>) -> Result<Vec<StatusRun>, Error> {
         self.inner()?.status(range)
     }
 
-    /// As [`Mapping::temperature`].
+    /// Works like [`Mapping::temperature`].
     pub fn temperature(&self, range: impl RangeBounds<usize>) -> Result<Vec<TemperatureRun>, Error> {
         self.inner()?.temperature(range)
     }
 
-    /// As [`Mapping::histogram`].
+    /// Works like [`Mapping::histogram`].
     pub fn histogram(&self, range: impl RangeBounds<usize>) -> Result<Histogram, Error> {
         self.inner()?.histogram(range)
     }
 
-    /// As [`Mapping::pin`].
+    /// Works like [`Mapping::pin`].
     pub fn pin(&self, range: impl RangeBounds<usize>) -> Result<Pin, Error> {
         let inner = self.inner()?;
         let range = some_of(range, inner.memory.len())?;

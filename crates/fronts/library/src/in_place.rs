@@ -75,7 +75,7 @@ impl Mapping {
 }
 
 impl Copying<'_, '_> {
-    /// The next part: its offset in the mapping, its offset in its page, and its length.
+    /// Returns the next part: its offset in the mapping, its offset in its page, and its length.
     fn part(&self, at: usize) -> (usize, usize, usize) {
         let at = at + self.done;
         let within = at % PAGE;

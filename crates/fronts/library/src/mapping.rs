@@ -75,7 +75,7 @@ impl Mapping {
         Ok(Self { inner: Arc::new(Inner { memory, named, space: Arc::clone(space) }) })
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.inner.memory.len()
     }
@@ -269,7 +269,7 @@ impl Mapping {
         self.discard_bytes(range)
     }
 
-    /// As `discard`, for callers that have made sure that nobody else uses the range.
+    /// Works like `discard`, for callers that have made sure that nobody else uses the range.
     pub(crate) fn discard_bytes(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = crate::range::some_of(range, self.len())?;
         self.inner.memory.discard_part(range.start, range.len()).map_err(|failure| match failure {
@@ -291,7 +291,7 @@ impl Mapping {
         Ok(unmapped?)
     }
 
-    /// The name of a [named mapping](crate::named).
+    /// Returns the name of a [named mapping](crate::named).
     pub fn name(&self) -> Option<&str> {
         self.inner.named.as_ref().map(NamedFile::name)
     }
@@ -317,24 +317,24 @@ impl Mapping {
         self.sync(..)
     }
 
-    /// A handle to give hints with while the memory is borrowed, from any thread.
+    /// Returns a handle to give hints with while the memory is borrowed, from any thread.
     pub fn hints(&self) -> Hints {
         Hints::of(&self.inner)
     }
 
-    /// As `write`, for callers that have made sure that nobody else uses the bytes.
+    /// Works like `write`, for callers that have made sure that nobody else uses the bytes.
     pub(crate) fn write_bytes(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
         self.check_range(at, bytes.len())?;
         Ok(self.inner.memory.write(at, bytes)?)
     }
 
-    /// As `write_in_place`, for callers that have made sure that nobody else uses the bytes.
+    /// Works like `write_in_place`, for callers that have made sure that nobody else uses the bytes.
     pub(crate) fn write_bytes_in_place(&self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
         self.check_range(at, bytes.len())?;
         Ok(self.inner.memory.write_in_place(at, bytes)?)
     }
 
-    /// As `sync`, for callers that have made sure that nobody writes to the range.
+    /// Works like `sync`, for callers that have made sure that nobody writes to the range.
     pub(crate) fn sync_bytes(&self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
         let range = within(range, self.len())?;
         self.inner.memory.check().map_err(Error::from)?;

@@ -36,7 +36,7 @@ impl Pin {
         Ok(Self { _pin: pin, _mapping: Arc::clone(mapping), range })
     }
 
-    /// The bytes that are pinned, counted from the start of the mapping. The rest of their blocks is, too.
+    /// Returns the bytes that are pinned, counted from the start of the mapping. The rest of their blocks is, too.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }

@@ -12,7 +12,7 @@ use crate::Error;
 /// Bytes of a page.
 pub(crate) const PAGE: usize = PAGE_BYTES as usize;
 
-/// A range as two numbers, checked against a mapping of `len` bytes. It may be empty.
+/// Checks a range against a mapping of `len` bytes, and returns it as two numbers. It may be empty.
 pub(crate) fn within(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>, Error> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -27,7 +27,7 @@ pub(crate) fn within(range: impl RangeBounds<usize>, len: usize) -> Result<Range
     if start > end || end > len { Err(Error::OutOfRange { start, end, len }) } else { Ok(start..end) }
 }
 
-/// As [`within`], and refuses a range of no bytes.
+/// Works like [`within`], and also refuses a range of no bytes.
 pub(crate) fn some_of(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>, Error> {
     within(range, len).and_then(|range| if range.is_empty() { Err(Error::EmptyRange) } else { Ok(range) })
 }

@@ -55,7 +55,7 @@ pub(crate) struct Shared {
 }
 
 impl Space {
-    /// The settings of a space, of which at least a budget and a tier must be given.
+    /// Returns the settings of a space, of which at least a budget and a tier must be given.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -97,12 +97,12 @@ impl Space {
         Ok(Mapping::of_named(&self.shared, file).map_err(Error::from)?)
     }
 
-    /// What the space has counted so far.
+    /// Returns what the space has counted so far.
     pub fn statistics(&self) -> Statistics {
         Statistics::of(self.shared.memory.statistics())
     }
 
-    /// How much memory is how hot. Costs the same for any size.
+    /// Returns how much memory is how hot. Costs the same for any size.
     pub fn histogram(&self) -> Result<Histogram, Error> {
         Ok(Histogram::of_pages(&self.shared.memory.histogram()?))
     }

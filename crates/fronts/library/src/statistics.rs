@@ -59,7 +59,7 @@ impl Statistics {
         }
     }
 
-    /// Everything that was counted, with the names of `aquifer run --stats-json`.
+    /// Returns everything that was counted, with the names of `aquifer run --stats-json`.
     pub fn to_json(&self) -> String {
         self.snapshot.to_json()
     }

@@ -25,7 +25,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor that knows nothing of spaces.
+/// Runs a future on a minimal executor that knows nothing of spaces.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0))));

@@ -27,7 +27,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A minimal executor that knows nothing of spaces.
+/// Runs a future on a minimal executor that knows nothing of spaces.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -39,7 +39,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Whether these are the bytes of `filled(.., 3)` from `at` on.
+/// Returns whether these are the bytes of `filled(.., 3)` from `at` on.
 fn are_right(at: usize, bytes: &[u8]) -> bool {
     bytes.iter().zip(at..).all(|(byte, at)| *byte == (at as u64 / 8 * 3).to_ne_bytes()[at % 8])
 }

@@ -13,14 +13,14 @@ use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space
 /// A device whose reads overlap, and one whose reads do not.
 const TIERS: [&str; 2] = ["emulated:cmm-h,size=64MiB", "dram:size=64MiB"];
 
-/// SplitMix64's finalizer: scattered numbers, the same in each run.
+/// Returns scattered numbers, the same in each run, by SplitMix64's finalizer.
 fn scattered(number: usize, end: usize) -> usize {
     let number = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((number ^ (number >> 27)) % end as u64) as usize
 }
 
-/// The byte that `filled` with 3 has put there.
+/// Returns the byte that `filled` with 3 has put there.
 fn byte_at(at: usize) -> u8 {
     (at as u64 / 8 * 3).to_ne_bytes()[at % 8]
 }

@@ -21,7 +21,7 @@ const STEPS: usize = 1500;
 /// Accesses touch a part of the memory most of the time, so that blocks come and go.
 const NEAR: usize = 2 * MIB;
 
-/// A range of 1 to `max` bytes.
+/// Returns a range of 1 to `max` bytes.
 fn some_range(random: &mut Random, max: usize) -> std::ops::Range<usize> {
     let whole = if random.index(4) == 0 { BYTES } else { NEAR };
     let start = random.index(whole);
@@ -110,7 +110,8 @@ impl World<'_> {
         }
     }
 
-    /// What is pinned is ready. It may look as if it were to leave for a moment, when it is chosen as a victim.
+    /// Checks that what is pinned is ready. It may look for a moment as if it were to leave, when it is chosen as a
+    /// victim.
     fn check_ready(&mut self, random: &mut Random) {
         for pin in &self.pins {
             common::wait_until(&self.story, || self.mapping.ready(pin.range()));

@@ -16,7 +16,7 @@ use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, is_stored};
 const BYTES: usize = 18 * MIB - 700;
 const STEPS: usize = 500;
 
-/// A range of 1 to `max` bytes, most of the time in the first 2 MiB.
+/// Returns a range of 1 to `max` bytes, most of the time in the first 2 MiB.
 fn some_range(random: &mut Random, max: usize) -> std::ops::Range<usize> {
     let whole = if random.index(4) == 0 { BYTES } else { 2 * MIB };
     let start = random.index(whole);
@@ -30,7 +30,7 @@ fn check(mapping: &Mapping, range: std::ops::Range<usize>, wanted: &[u8], story:
     assert_eq!(wrong, None, "{story}: the first wrong byte of {range:?}");
 }
 
-/// A seeded history of one mapping, closed and opened again and again.
+/// Plays a seeded history of one mapping, which is closed and opened again and again.
 fn play(tier: &str, block_size: &str, seed: u64) {
     let story = format!("tier {tier}, blocks {block_size}, seed {seed}");
     let scratch = Scratch::new(&format!("named-model-{seed}"));

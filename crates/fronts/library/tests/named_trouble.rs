@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use aquifer::{Error, NamedError, Space, Status};
 use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, wait_until};
 
-/// A closed mapping of 2 MiB, each page of which begins with its number and one.
+/// Stores a mapping of 2 MiB, each page of which begins with its number and one, and closes it.
 fn stored(scratch: &Scratch, name: &str) {
     let space = scratch.space("dram:size=16MiB", "16KiB");
     let mut mapping = space.map_named(name, 2 * MIB).unwrap();
@@ -124,7 +124,7 @@ fn files_that_are_not_whole_or_not_ours_are_refused() {
     assert!(space.open_named("whole").is_ok());
 }
 
-/// The offset of the page that begins with this number.
+/// Returns the offset of the page that begins with this number.
 fn find(file: &[u8], number: u64) -> usize {
     let is_it = |page: &[u8]| page[..8] == number.to_le_bytes() && page[8..].iter().all(|byte| *byte == 0);
     file.chunks(PAGE).position(is_it).expect("it is in the file") * PAGE

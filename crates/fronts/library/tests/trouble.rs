@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use aquifer::{CloseError, Error, Intent, Space, Status, contexts};
 use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, space, wait_until};
 
-/// The output of a future that needs no waiting.
+/// Returns the output of a future that needs no waiting.
 fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,

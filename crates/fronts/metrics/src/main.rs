@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The listening socket, and the socket to the command. Fails if the standard streams are anything else.
+/// Returns the listening socket and the socket to the command. Fails if the standard streams are anything else.
 fn inherited() -> io::Result<(TcpListener, UnixStream)> {
     let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned()?);
     let command = UnixStream::from(stdout().as_fd().try_clone_to_owned()?);

@@ -59,7 +59,7 @@ impl Questions {
 }
 
 impl Texts {
-    /// The text for one scrape; `None` if the command has exited.
+    /// Returns the text for one scrape; `None` if the command has exited.
     pub async fn next(&self) -> Option<Bytes> {
         let (waiting, text) = oneshot::channel();
         self.lock().add(waiting).ok()?;

@@ -50,7 +50,7 @@ impl Exporter {
         exporter
     }
 
-    /// The next byte from the program.
+    /// Returns the next byte from the program.
     fn read(&self) -> u8 {
         let mut byte = [0];
         (&self.socket).read_exact(&mut byte).expect("the program is there");
@@ -62,7 +62,7 @@ impl Exporter {
         (&self.socket).write_all(text.as_bytes()).unwrap();
     }
 
-    /// A connection on which a request was sent.
+    /// Returns a connection on which a request was sent.
     fn asking(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();

@@ -69,18 +69,18 @@ impl Entries {
         entries
     }
 
-    /// The copied entries.
+    /// Returns the copied entries.
     pub fn list(&self) -> &[libc::iovec] {
         if self.count > FEW { &self.many } else { &self.few[..self.count] }
     }
 }
 
-/// The total length of a vector, in bytes.
+/// Returns the total length of a vector, in bytes.
 pub fn bytes(entries: &[libc::iovec]) -> usize {
     entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.iov_len))
 }
 
-/// The part of a vector that starts after `done` bytes and is `max` bytes long.
+/// Returns the part of a vector that starts after `done` bytes and is `max` bytes long.
 pub fn window(entries: &[libc::iovec], mut done: usize, mut max: usize) -> Vec<libc::iovec> {
     let mut window = Vec::new();
     for entry in entries {
@@ -127,7 +127,7 @@ pub fn is_file(descriptor: usize) -> bool {
     }
 }
 
-/// Whether each call on the descriptor transfers one message.
+/// Returns whether each call on the descriptor transfers one message.
 pub fn is_message_socket(descriptor: usize) -> bool {
     let (mut kind, mut len) = (libc::SOCK_STREAM, size_of::<i32>() as libc::socklen_t);
     let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
@@ -143,7 +143,7 @@ pub struct Bounce {
 }
 
 impl Bounce {
-    /// `None`: the kernel has no memory.
+    /// Reserves the buffer. Returns `None` if the kernel has no memory.
     pub fn new(len: usize) -> Option<Self> {
         let len = len.max(1);
         let start = map_anonymous(len).ok()?;
@@ -151,7 +151,7 @@ impl Bounce {
         Some(Self { start, len })
     }
 
-    /// `len` bytes at `offset`, for the kernel.
+    /// Returns `len` bytes at `offset`, for the kernel.
     pub fn piece(&self, offset: usize, len: usize) -> [libc::iovec; 1] {
         [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start + offset), iov_len: len }]
     }

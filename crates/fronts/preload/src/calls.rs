@@ -167,7 +167,7 @@ fn adopter() -> Option<&'static Adopter> {
 }
 
 impl Caller {
-    /// The caller for a trapped call.
+    /// Returns the caller for a trapped call.
     pub fn trapped(cancellable: bool) -> Self {
         let adopter = adopter();
         if !shown_calls::announces_no_more() {
@@ -315,7 +315,8 @@ impl Caller {
         result
     }
 
-    /// futex(2) and similar calls: their words are made resident, and not pinned while the thread waits.
+    /// Makes futex(2) and similar calls, and first makes their words resident. Does not pin them while the thread
+    /// waits.
     unsafe fn word(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {

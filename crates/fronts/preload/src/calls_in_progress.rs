@@ -68,7 +68,7 @@ fn header(start: usize, each: &mut dyn FnMut(usize, usize)) -> bool {
     true
 }
 
-/// Words of this process's memory, if they are readable: process_vm_readv(2).
+/// Reads words of this process's memory by process_vm_readv(2), if they are readable.
 fn words<const COUNT: usize>(start: usize) -> Option<[usize; COUNT]> {
     let mut words = [0usize; COUNT];
     let len = size_of_val(&words);

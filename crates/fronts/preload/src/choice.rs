@@ -33,7 +33,7 @@ pub enum Origin {
     SmallObjects,
 }
 
-/// The delivery for memory from `origin`, unless the user forces one.
+/// Returns the delivery for memory from `origin`, unless the user forces one.
 pub fn delivery(origin: Origin, forced: aquifer_config::Delivery) -> Delivery {
     match (forced, origin) {
         (aquifer_config::Delivery::Signal, _) => Delivery::Signal,

@@ -63,7 +63,7 @@ pub fn prepare(configuration: &str, strict: bool, ledger: Option<&'static Ledger
     let _ = NEEDS.set(Needs { configuration, library, strict, ledger });
 }
 
-/// The path from which this library was loaded.
+/// Returns the path from which this library was loaded.
 fn own_path() -> Option<Vec<u8>> {
     // SAFETY: `Dl_info` is plain data for which all zeros is a value.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -77,7 +77,7 @@ fn own_path() -> Option<Vec<u8>> {
     Some(name.to_bytes().to_owned())
 }
 
-/// The needs, for a call by the program; `None` inside the pager, which executes no programs.
+/// Returns the needs, for a call by the program; `None` inside the pager, which executes no programs.
 fn needs() -> Option<&'static Needs> {
     if thread_slot::inside() { None } else { NEEDS.get() }
 }
@@ -93,7 +93,7 @@ struct Found {
 }
 
 impl Found {
-    /// Number of words for an environment with all needed entries.
+    /// Returns the number of words for an environment with all needed entries.
     fn words(&self, needs: &Needs) -> usize {
         let theirs = self.preload.map_or(0, |(_, len)| len + 1);
         let text = PRELOAD.len() + needs.library.len() + theirs + 1;
@@ -101,7 +101,7 @@ impl Found {
     }
 }
 
-/// Looks through an environment. `None` if it cannot be read: the kernel could not read it either.
+/// Looks through an environment. Returns `None` if it cannot be read: the kernel could not read it either.
 fn look(needs: &Needs, environment: usize) -> Option<Found> {
     let mut found = Found::default();
     if environment == 0 {
@@ -149,7 +149,7 @@ fn is_readable_file(path: &[u8]) -> bool {
     unsafe { syscall(libc::SYS_faccessat, args) }.is_ok()
 }
 
-/// A string of the program.
+/// Returns a string of the program.
 fn text_at<'a>(start: usize) -> Option<&'a [u8]> {
     let len = string_len(start)?;
     // SAFETY: it was just read to its end, and stays until the caller's system call.
@@ -331,7 +331,7 @@ pub fn may_execute(path: usize) -> bool {
     judge(needs, Path::new(OsStr::from_bytes(path)))
 }
 
-/// As [`may_execute`], for execveat(2).
+/// Works like [`may_execute`], for execveat(2).
 pub fn may_execute_at(directory: usize, path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path) else { return true };
@@ -345,7 +345,7 @@ pub fn may_execute_at(directory: usize, path: usize) -> bool {
     judge(needs, &if path.as_os_str().is_empty() { itself } else { itself.join(path) })
 }
 
-/// As [`may_execute`], for a name that is looked up as execvp(3) does.
+/// Works like [`may_execute`], for a name that is looked up as execvp(3) does.
 pub fn may_execute_found(name: *const c_char) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(name) = text_at(name.expose_provenance()).filter(|name| !name.is_empty()) else { return true };

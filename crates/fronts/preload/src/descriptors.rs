@@ -37,7 +37,7 @@ pub fn answer(number: i64, args: &[usize; 6]) -> Option<isize> {
     }
 }
 
-/// A wrapped call. The pager's own calls go straight to the kernel.
+/// Makes a wrapped call. The pager's own calls go straight to the kernel.
 fn wrapped(number: i64, args: [usize; 6]) -> c_int {
     if !thread_slot::inside()
         && let Some(result) = answer(number, &args)

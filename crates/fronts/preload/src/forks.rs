@@ -198,7 +198,7 @@ fn without_shared_table(flags: usize) -> usize {
     flags & !(libc::CLONE_FILES as usize)
 }
 
-/// Whether a call makes a process with a copy of this memory.
+/// Returns whether a call makes a process with a copy of this memory.
 pub fn copies_memory(number: i64, args: &[usize; 6]) -> bool {
     let flags = match number {
         libc::SYS_fork => 0,

@@ -101,7 +101,7 @@ fn create(hooks: &'static Hooks) -> c_uint {
     arena
 }
 
-/// mallctl(3): reads into `old`, writes `new`. Returns whether it succeeded.
+/// Calls mallctl(3), which reads into `old` and writes `new`. Returns whether it succeeded.
 fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool {
     let mut len = size_of::<A>();
     let (old, old_len) =
@@ -130,7 +130,7 @@ fn extent(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, ori
     std::ptr::with_exposed_provenance_mut(start)
 }
 
-/// A new private mapping with the start on a multiple of `alignment`.
+/// Makes a new private mapping that starts at a multiple of `alignment`.
 fn map_aligned(size: usize, alignment: usize) -> Option<usize> {
     let slack = if alignment > 4096 { alignment } else { 0 };
     let mapped = aquifer_sys::memory::map_anonymous(size.checked_add(slack)?).ok()?;

@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals;
 
-/// A system call's result in libc's convention.
+/// Returns a system call's result in libc's convention.
 pub fn libc_result(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(value) => value as isize,

@@ -26,7 +26,7 @@ struct MemoryRegion {
     address: u64,
 }
 
-/// Whether a request of ioctl(2) gives memory to a guest. The upper half of the register is ignored.
+/// Returns whether a request of ioctl(2) gives memory to a guest. The upper half of the register is ignored.
 pub fn takes_memory(request: usize) -> bool {
     matches!(request & 0xffff_ffff, KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2)
 }

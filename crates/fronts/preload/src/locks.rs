@@ -21,7 +21,7 @@ fn kernel(number: i64, args: [usize; 6]) -> isize {
     unsafe { syscall(number, args) }.map_or_else(|errno| -(errno.0 as isize), |value| value as isize)
 }
 
-/// mlock(2) or mlock2(2), with the kernel's convention for results.
+/// Carries out mlock(2) or mlock2(2), with the kernel's convention for results.
 pub fn lock(number: i64, args: [usize; 6]) -> isize {
     let Some(instance) = instance() else { return kernel(number, args) };
     if !instance.adopter.lock(args[0], args[1]) {
@@ -65,7 +65,7 @@ pub fn lock_all(flags: usize) -> isize {
     kernel(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0])
 }
 
-/// munlockall(2), with the kernel's convention for results.
+/// Carries out munlockall(2), with the kernel's convention for results.
 pub fn unlock_all() -> isize {
     let result = kernel(libc::SYS_munlockall, [0; 6]);
     if let Some(instance) = instance() {

@@ -22,7 +22,7 @@ use crate::choice::{Origin, SMALLEST_MAPPING_BYTES, delivery};
 use crate::kernel::call;
 use crate::start::instance;
 
-/// Whether a new mapping can be managed once it is writable: private anonymous memory.
+/// Returns whether a new mapping can be managed once it is writable: private anonymous memory.
 fn is_plain(flags: c_int) -> bool {
     const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const NOT_OURS: c_int = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
@@ -39,7 +39,7 @@ fn end(start: usize, len: usize) -> Option<usize> {
     (start.is_multiple_of(4096) && len > 0).then_some(end)
 }
 
-/// Whether the kernel can map or unmap `start..start + len` at all.
+/// Returns whether the kernel can map or unmap `start..start + len` at all.
 pub fn can_be_mapped(start: usize, len: usize) -> bool {
     end(start, len).is_some_and(|end| end <= ADDRESSES_END)
 }
@@ -270,7 +270,7 @@ const MADV_DONTNEED_LOCKED: c_int = 24;
 pub const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 
-/// The future use that an advice announces.
+/// Returns the future use that an advice announces.
 fn announced(advice: c_int) -> Option<Advice> {
     Some(match advice {
         libc::MADV_COLD => Advice::Cold,
@@ -283,7 +283,7 @@ fn announced(advice: c_int) -> Option<Advice> {
     })
 }
 
-/// What an advice withholds from forked children (true), or no longer withholds (false).
+/// Returns what an advice withholds from forked children (true), or no longer withholds (false).
 fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
     Some(match advice {
         libc::MADV_DONTFORK => (Withheld::Range, true),
@@ -343,7 +343,7 @@ fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) 
     0
 }
 
-/// The program's trapped mmap(2) over managed memory: the new memory is not adopted.
+/// Carries out the program's trapped mmap(2) over managed memory, and does not adopt the new memory.
 pub fn replace(args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { syscall(libc::SYS_mmap, args) };

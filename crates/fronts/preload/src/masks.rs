@@ -27,7 +27,7 @@ const MASK_BYTES: usize = 8;
 const INVALID: isize = -(libc::EINVAL as isize);
 const FAULT: isize = -(libc::EFAULT as isize);
 
-/// rt_sigprocmask(2) on `mask`, which is the thread's mask.
+/// Carries out rt_sigprocmask(2) on `mask`, which is the thread's mask.
 pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
     let [how, new, old, size, ..] = *args;
     if size != MASK_BYTES {
@@ -47,7 +47,8 @@ pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
     if old != 0 && !store(old, before) { FAULT } else { 0 }
 }
 
-/// rt_sigaction(2), if the library answers it: for the library's signals, and for masks that contain them.
+/// Answers rt_sigaction(2), so that it neither changes nor shows the library's signals. Returns `None` if the kernel
+/// can answer.
 pub fn action(args: &[usize; 6]) -> Option<isize> {
     let [number, new, old, size, ..] = *args;
     let signal = number as c_int;
@@ -110,12 +111,12 @@ impl WithMask {
         this
     }
 
-    /// Whether the mask had to be changed.
+    /// Returns whether the mask had to be changed.
     pub fn is_changed(&self) -> bool {
         self.index.is_some()
     }
 
-    /// The arguments to call with, valid for as long as `self` is not moved or dropped.
+    /// Returns the arguments to call with, valid for as long as `self` is not moved or dropped.
     pub fn args(&mut self) -> [usize; 6] {
         let mut args = self.args;
         self.pair[0] = &raw const self.mask as usize;

@@ -70,7 +70,7 @@ fn advice_of(hint: u32) -> Option<Advice> {
     })
 }
 
-/// A number of `enum aquifer_status_of`.
+/// Returns a number of `enum aquifer_status_of`.
 fn status_of(state: State) -> u64 {
     match state {
         State::Empty => 0,

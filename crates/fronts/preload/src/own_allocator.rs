@@ -72,7 +72,7 @@ unsafe impl Allocator for Ranges {
 const LARGE_BYTES: usize = 128 << 10;
 const PAGE: usize = 4096;
 
-/// The length of the mapping for a large allocation; `None` for any other.
+/// Returns the length of the mapping for a large allocation; `None` for any other.
 fn mapping_len(layout: &Layout) -> Option<usize> {
     (layout.size() >= LARGE_BYTES && layout.align() <= PAGE).then(|| layout.size().next_multiple_of(PAGE))
 }

@@ -44,7 +44,7 @@ pub enum Shape {
     Word,
 }
 
-/// The shape of one call.
+/// Returns the shape of one call.
 pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => Shape::Bytes { reads: true },
@@ -78,7 +78,8 @@ pub fn message_count(number: i64, args: &[usize; 6]) -> usize {
     if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MAX) } else { count }
 }
 
-/// Whether the structures that a call's arguments point to may contain pointers; `inner_pointers.rs` guesses which.
+/// Returns whether the structures that a call's arguments point to may contain pointers; `inner_pointers.rs` guesses
+/// which.
 pub fn points_on(number: i64) -> bool {
     matches!(
         number,
@@ -115,7 +116,7 @@ pub const SYS_FUTEX_REQUEUE: i64 = 456;
 /// More array items than any call accepts: poll(2) accepts as many as there may be descriptors, other calls fewer.
 const ITEMS_MAX: usize = 1 << 30;
 
-/// How many bytes the argument `index` of a call points to, if it points anywhere.
+/// Returns how many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
     // If there are more items than the kernel accepts, it looks at none.
     let items = |count: usize, size: usize| if args[count] <= ITEMS_MAX { args[count] * size } else { 0 };

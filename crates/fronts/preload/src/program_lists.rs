@@ -49,7 +49,7 @@ list!(execl, execv);
 list!(execlp, execvp);
 list!(execle, with_environment_last);
 
-/// The environment follows the null pointer that ends the arguments.
+/// Executes a program whose environment follows the null pointer that ends the arguments.
 unsafe extern "C" fn with_environment_last(path: *const c_char, words: Words) -> c_int {
     let mut last = words;
     // SAFETY: the caller's promise: a null pointer ends the arguments, and the environment follows.

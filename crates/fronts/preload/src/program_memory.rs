@@ -21,7 +21,7 @@ const FRAMES_BYTES: usize = 16 << 10;
 /// The longest string that execve(2) takes: the kernel's MAX_ARG_STRLEN.
 const STRING_BYTES_MAX: usize = 128 << 10;
 
-/// The value at `start`; `None` if a load would end the program.
+/// Returns the value at `start`; `None` if a load would end the program.
 pub fn load<T: Copy>(start: usize) -> Option<T> {
     is_readable(start, size_of::<T>()).then(|| {
         // SAFETY: the bytes are readable, or evicted: such a fault is resolved as for any load. Structures of the
@@ -30,7 +30,7 @@ pub fn load<T: Copy>(start: usize) -> Option<T> {
     })
 }
 
-/// Stores `value` at `start`. False if a store would end the program.
+/// Stores `value` at `start`. Returns false if a store would end the program.
 pub fn store<T>(start: usize, value: T) -> bool {
     // The check overwrites eight bytes, which must be part of the value.
     let can_be_asked = start.is_multiple_of(size_of::<u64>()) && size_of::<T>() >= size_of::<u64>();
@@ -42,7 +42,7 @@ pub fn store<T>(start: usize, value: T) -> bool {
     true
 }
 
-/// Stores a word at `start`. False if a store would end the program.
+/// Stores a word at `start`. Returns false if a store would end the program.
 pub fn store_word(start: usize, value: i32) -> bool {
     let possible = can_store_word(start);
     if possible {
@@ -52,7 +52,7 @@ pub fn store_word(start: usize, value: i32) -> bool {
     possible
 }
 
-/// Whether a word can be stored at `start`. Keeps the present value.
+/// Returns whether a word can be stored at `start`. Keeps the present value.
 pub fn can_store_word(start: usize) -> bool {
     let Some(old) = load::<i32>(start) else { return false };
     // SAFETY: prctl(2) writes one word there, or fails.
@@ -64,7 +64,7 @@ pub fn can_store_word(start: usize) -> bool {
     asked.is_ok() || is_ours(start)
 }
 
-/// Whether the library can read `len` bytes at `start`.
+/// Returns whether the library can read `len` bytes at `start`.
 pub fn is_readable(start: usize, len: usize) -> bool {
     if is_a_frames(start, len) {
         return true;
@@ -74,7 +74,7 @@ pub fn is_readable(start: usize, len: usize) -> bool {
     pages.all(|at| kernel_reads(at) || is_ours(at))
 }
 
-/// The length of a string without its NUL; `None` if it becomes unreadable before it ends, or is too long.
+/// Returns the length of a string without its NUL; `None` if it becomes unreadable before it ends, or is too long.
 pub fn string_len(start: usize) -> Option<usize> {
     let mut len = 0;
     while len < STRING_BYTES_MAX {
@@ -100,12 +100,12 @@ fn is_a_frames(start: usize, len: usize) -> bool {
     start >= stack && len <= FRAMES_BYTES && start - stack <= FRAMES_BYTES - len
 }
 
-/// Managed memory can be evicted, and the kernel cannot read it then.
+/// Returns whether the memory is managed: the kernel cannot read it while it is evicted.
 fn is_ours(at: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_pin(at, 1) && instance.adopter.manages(at, 1))
 }
 
-/// rt_sigprocmask(2) reads its set before it rejects an invalid `how`.
+/// Returns whether the kernel can read a word: rt_sigprocmask(2) reads its set before it rejects an invalid `how`.
 fn kernel_reads(address: usize) -> bool {
     const NO_SUCH: usize = 77;
     // Null means "no set".
@@ -115,7 +115,7 @@ fn kernel_reads(address: usize) -> bool {
             == Err(Errno(libc::EINVAL))
 }
 
-/// rt_sigprocmask(2) without a set writes the old one.
+/// Returns whether the kernel can write a word: rt_sigprocmask(2) without a set writes the old one.
 fn is_writable(address: usize) -> bool {
     let block = libc::SIG_BLOCK as usize;
     // SAFETY: the caller overwrites the bytes that this call writes.
@@ -126,7 +126,7 @@ fn is_writable(address: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Two pages, of which the second cannot be touched.
+    /// Maps two pages, of which the second cannot be touched.
     fn half() -> usize {
         // SAFETY: new memory, a part of which is unmapped again.
         unsafe {

@@ -97,7 +97,7 @@ extern "C" fn vfork_begins() -> usize {
     thread_slot::environment()
 }
 
-/// Called in the parent, after the child has exited or executed a program, or could not be created.
+/// Runs in the parent, after the child has exited or executed a program, or could not be created.
 extern "C" fn vfork_ends(result: isize, environment: usize) -> libc::pid_t {
     descendants::child_has_left(environment);
     in_libcs_manner(result) as libc::pid_t

@@ -150,7 +150,7 @@ fn copy_part(part: &Part, place: usize) -> Result<(), Errno> {
     if is_closed { permit(part.start, len, part.protection) } else { Ok(()) }
 }
 
-/// A new readable and writable mapping of the program.
+/// Makes a new readable and writable mapping of the program.
 fn make(place: Option<usize>, len: usize, how: c_int) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | how;
     let place = std::ptr::with_exposed_provenance_mut(place.unwrap_or(0));
@@ -175,7 +175,7 @@ fn lock_instead(old: (usize, usize), new: (usize, usize)) -> Result<(), Errno> {
     lock(new.0, new.1).inspect_err(|_| _ = lock(old.0, old.1))
 }
 
-/// As mlock(2), with the error of mremap(2).
+/// Works like mlock(2), with the error of mremap(2).
 fn lock(start: usize, len: usize) -> Result<(), Errno> {
     let result = locks::lock(libc::SYS_mlock, [start, len, 0, 0, 0, 0]);
     if result == 0 { Ok(()) } else { Err(Errno(libc::EAGAIN)) }

@@ -67,7 +67,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     0
 }
 
-/// sigaction(2) with SA_ONSTACK for a signal that is the program's.
+/// Calls sigaction(2) with SA_ONSTACK for a signal that is the program's.
 fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> c_int {
     // The C library's own signals.
     if matches!(signal, 32 | 33) {

@@ -47,7 +47,7 @@ const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the ledger
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
 
-/// The instance, once it exists, for calls by the program; `None` for calls from inside the pager.
+/// Returns the instance, once it exists, for calls by the program; `None` for calls from inside the pager.
 pub fn instance() -> Option<&'static Instance> {
     if aquifer_sys::thread_slot::inside() {
         return None;
@@ -63,7 +63,7 @@ pub fn instance() -> Option<&'static Instance> {
     instance
 }
 
-/// The instance, including for calls from inside the pager.
+/// Returns the instance, including for calls from inside the pager.
 pub fn instance_inside() -> Option<&'static Instance> {
     INSTANCE.get()
 }
@@ -256,7 +256,7 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
     }
 }
 
-/// The state that this process shares with those that it forks.
+/// Returns the state that this process shares with those that it forks.
 fn family(tier: &dyn aquifer_tiers::Tier) -> Arc<Family> {
     match Family::new(aquifer_pager::slabs_of(tier)) {
         Ok(family) => Arc::new(family),

@@ -38,7 +38,7 @@ struct Job {
     /// The pin on the end of the thread's own stack, owned by the thread that creates it.
     pinned: Option<usize>,
     area: (usize, usize),
-    /// The signals that the thread is to block; `None`: those that the program has set for it.
+    /// The signals that the thread is to block; `None` for those that the program has set for it.
     mask: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     (end - pinned, pinned)
 }
 
-/// Whether the attributes set the signal mask of the new thread. No C library before glibc 2.32 has that.
+/// Returns whether the attributes set the signal mask of the new thread. No C library before glibc 2.32 has that.
 fn sets_mask(attributes: *const libc::pthread_attr_t) -> bool {
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the symbol is libc's; the caller of pthread_create(3) promises good attributes, or none; room for a mask.
@@ -171,7 +171,7 @@ impl Drop for StacksOfThread {
     }
 }
 
-/// The calling thread is about to end.
+/// Notifies the pager that the calling thread is about to end.
 pub fn ends(status: Option<i32>) {
     let _blocked = Blocked::all();
     let pager = crate::start::instance_inside().and_then(|instance| instance.adopter.pager());
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
     crate::kernel::libc_result(result) as c_int
 }
 
-/// sigaltstack(2) by the program, on a thread that has the library's stack, with the stack pointer `at`.
+/// Answers the program's sigaltstack(2) on a thread that has the library's stack, with the stack pointer `at`.
 pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize, Errno> {
     let wish = load::<libc::stack_t>(new);
     if new != 0 && wish.is_none() {

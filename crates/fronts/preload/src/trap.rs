@@ -42,7 +42,7 @@ pub fn prepare() {
     unsafe { dispatch::prepare(ours, libcs, on_sigsys) };
 }
 
-/// The segment of a program or a library that contains `address`; empty if there is none.
+/// Returns the segment of a program or a library that contains `address`; empty if there is none.
 fn segment_of(address: usize) -> Range<usize> {
     extern "C" fn each(entry: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
         let found: *mut Range<usize> = found.cast();
@@ -172,7 +172,7 @@ impl Drop for TrappedAt {
     }
 }
 
-/// The result of a call that the library answers itself; `None` for a call that goes to the kernel.
+/// Returns the result of a call that the library answers itself; `None` for a call that goes to the kernel.
 fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     let adopter = &instance()?.adopter;
     let address = || std::ptr::with_exposed_provenance_mut::<c_void>(args[0]);
@@ -221,7 +221,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     Some(if result == -1 { -(signals::errno() as isize) } else { result })
 }
 
-/// The advice that process_madvise(2) has accepted from the beginning, none of which discards contents.
+/// Returns whether process_madvise(2) has accepted the advice from the beginning. None of these discards contents.
 fn may_be_advised_from_outside(advice: c_int) -> bool {
     matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | mappings::MADV_COLLAPSE)
 }
@@ -236,13 +236,13 @@ fn refuse_rings(copies: bool) -> isize {
     refuse(&SAID, &["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"])
 }
 
-/// The kernel handles a guest's faults under KVM: an access to an evicted page would be an error, and end the guest.
+/// Refuses memory to a guest under KVM: the kernel's access to an evicted page would be an error, and end the guest.
 fn refuse_guest_memory() -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     refuse(&SAID, &["KVM is refused (ENOSYS) memory with signal delivery; run with --delivery listener"])
 }
 
-/// io_submit(2) returns while the device goes on writing.
+/// Refuses asynchronous I/O: io_submit(2) returns while the device still writes.
 fn refuse_asynchronous_io() -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     refuse(&SAID, &["asynchronous I/O (io_setup)", COPIES])

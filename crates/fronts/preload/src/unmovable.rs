@@ -48,7 +48,7 @@ pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isiz
     Some(result.map_or_else(|errno| -(errno.0 as isize), |len| len as isize))
 }
 
-/// Whether a descriptor is open for writing.
+/// Returns whether a descriptor is open for writing.
 fn is_written_to(descriptor: usize) -> bool {
     // SAFETY: fcntl(2) with numbers.
     let flags = unsafe { syscall(libc::SYS_fcntl, [descriptor, libc::F_GETFL as usize, 0, 0, 0, 0]) };

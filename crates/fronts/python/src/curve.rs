@@ -53,7 +53,7 @@ impl MissRatioCurve {
         self.0.fetch_time().map(|time| time.as_secs_f64())
     }
 
-    /// The part of the touches that need a fetch with this much DRAM, from 0 to 1.
+    /// Returns the part of the touches that need a fetch with this much DRAM, from 0 to 1.
     fn miss_ratio(&self, dram_bytes: u64) -> f64 {
         self.0.miss_ratio(dram_bytes)
     }

@@ -6,7 +6,7 @@
 use aquifer::{CloseError, Error, NamedError, OpenError};
 use pyo3::prelude::*;
 
-/// An exception of the class with this name. `fields` become its attributes.
+/// Creates an exception of the class with this name. `fields` become its attributes.
 pub fn new(py: Python<'_>, class: &str, message: &str, errno: Option<i32>, fields: &[(&str, usize)]) -> PyErr {
     let fields: Vec<(&str, usize)> = fields.to_vec();
     let made = py
@@ -15,7 +15,7 @@ pub fn new(py: Python<'_>, class: &str, message: &str, errno: Option<i32>, field
     made.unwrap_or_else(|failure| failure)
 }
 
-/// An error of a call on a space or its memory.
+/// Returns the exception for an error of a call on a space or its memory.
 pub fn of(py: Python<'_>, error: &Error) -> PyErr {
     let message = error.to_string();
     let plain = |class| new(py, class, &message, None, &[]);
@@ -49,7 +49,7 @@ pub fn of(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Why a space could not be opened.
+/// Returns the exception that says why a space could not be opened.
 pub fn of_open(py: Python<'_>, error: &OpenError) -> PyErr {
     let class = match error {
         OpenError::BlockSize(_)
@@ -69,18 +69,18 @@ pub fn of_open(py: Python<'_>, error: &OpenError) -> PyErr {
     new(py, class, &message, None, &[])
 }
 
-/// Why a space was not closed.
+/// Returns the exception that says why a space was not closed.
 pub fn of_close(py: Python<'_>, error: CloseError) -> PyErr {
     let class = if error == CloseError::NoAnswer { "NoAnswerError" } else { "InUseError" };
     new(py, class, &error.to_string(), None, &[])
 }
 
-/// A call on something that was closed.
+/// Returns the exception of a call on something that was closed.
 pub fn closed(py: Python<'_>, what: &str) -> PyErr {
     new(py, "ClosedError", &format!("the {what} is closed; keep it open for as long as it is used"), None, &[])
 }
 
-/// Why a named mapping could not be opened or synced.
+/// Returns the exception that says why a named mapping could not be opened or synced.
 pub fn of_named(py: Python<'_>, error: &NamedError) -> PyErr {
     let class = match error {
         NamedError::Memory(error) => return of(py, error),
@@ -110,7 +110,7 @@ pub fn of_named(py: Python<'_>, error: &NamedError) -> PyErr {
 
 /// An error of the crate that an exception stands for.
 pub trait Raised: Send {
-    /// The exception.
+    /// Returns the exception.
     fn raised(&self, py: Python<'_>) -> PyErr;
 }
 
@@ -128,7 +128,7 @@ impl Raised for NamedError {
 
 /// The result of a call that was made without the interpreter's lock.
 pub trait OrRaise<T> {
-    /// The value, or the exception that stands for the error.
+    /// Returns the value, or the exception that stands for the error.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 

@@ -27,7 +27,8 @@ impl Fetch {
 
 #[pymethods]
 impl Fetch {
-    /// Whether the range is resident. If it is not, `wake` is called, from any thread, when it is time to ask again.
+    /// Returns whether the range is resident. If it is not, `wake` is called, from any thread, when it is time to ask
+    /// again.
     fn poll(&self, py: Python<'_>, wake: Py<PyAny>) -> PyResult<bool> {
         if self.process != std::process::id() {
             return Err(errors::of(py, &aquifer::Error::Forked));

@@ -54,12 +54,12 @@ impl Drop for Reserved {
     }
 }
 
-/// A mapping was made.
+/// Notes that a mapping was made.
 pub fn add(address: usize, len: usize) {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner).push((address, len));
 }
 
-/// A mapping is gone.
+/// Notes that a mapping is gone.
 pub fn remove(address: usize) {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner).retain(|(start, _)| *start != address);
 }

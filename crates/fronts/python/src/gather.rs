@@ -15,7 +15,7 @@ pub struct Items {
 }
 
 impl Items {
-    /// Bytes that `count` items take; `None` if that is more than there can be.
+    /// Returns the number of bytes that `count` items take; `None` if that is more than there can be.
     pub fn bytes(&self, count: usize) -> Option<usize> {
         self.size.checked_mul(count).filter(|bytes| isize::try_from(*bytes).is_ok())
     }
@@ -41,7 +41,7 @@ impl Items {
     }
 }
 
-/// The indices in the bytes of an array of 64-bit numbers; an incomplete number at the end is ignored.
+/// Returns the indices in the bytes of an array of 64-bit numbers; an incomplete number at the end is ignored.
 pub fn indices(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|index| u64::from_ne_bytes(*index)).collect()
 }

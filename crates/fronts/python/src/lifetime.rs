@@ -25,24 +25,24 @@ impl Lifetime {
         self.is_closed
     }
 
-    /// A buffer is handed out. False if the mapping is closed.
+    /// Notes that a buffer is handed out. Returns false if the mapping is closed.
     pub fn export(&mut self) -> bool {
         self.exports += usize::from(!self.is_closed);
         !self.is_closed
     }
 
-    /// A buffer was given back.
+    /// Notes that a buffer was given back.
     pub fn release(&mut self) {
         self.exports -= 1;
     }
 
-    /// A range is pinned. False if the mapping is closed.
+    /// Notes that a range is pinned. Returns false if the mapping is closed.
     pub fn pin(&mut self) -> bool {
         self.pins += usize::from(!self.is_closed);
         !self.is_closed
     }
 
-    /// A pin has ended.
+    /// Notes that a pin has ended.
     pub fn unpin(&mut self) {
         self.pins -= 1;
     }

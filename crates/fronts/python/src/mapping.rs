@@ -210,13 +210,13 @@ impl Mapping {
         })
     }
 
-    /// The range will not be used for a long time: moves it to the tier, in the background.
+    /// Moves a range that will not be used for a long time to the tier, in the background.
     #[pyo3(signature = (start = Offset(0), stop = None), text_signature = "($self, start=0, stop=None)")]
     fn evict(&self, py: Python<'_>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
         self.hinting(py, |hints| hints.evict(range(start, stop, self.len)))
     }
 
-    /// The range will not be used again: it is the first to leave when room is needed.
+    /// Says that the range will not be used again: it is the first to leave when room is needed.
     #[pyo3(signature = (start = Offset(0), stop = None), text_signature = "($self, start=0, stop=None)")]
     fn stream(&self, py: Python<'_>, start: Offset, stop: Option<Offset>) -> PyResult<()> {
         self.hinting(py, |hints| hints.stream(range(start, stop, self.len)))
@@ -264,7 +264,7 @@ impl Mapping {
         self.hinting(py, |hints| hints.block_size(range(start, stop, self.len), size.map(|size| size.0)))
     }
 
-    /// Whether a touch of the range would not wait: all of it was resident a moment ago.
+    /// Returns whether a touch of the range would not wait: all of it was resident a moment ago.
     #[pyo3(signature = (start = Offset(0), stop = None), text_signature = "($self, start=0, stop=None)")]
     fn ready(&self, start: Offset, stop: Option<Offset>) -> bool {
         !self.is_foreign() && self.hints.ready(range(start, stop, self.len))
@@ -313,13 +313,13 @@ impl Mapping {
         self.lifetime.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory's address and length, for a buffer that `release` gives back.
+    /// Returns the memory's address and length, for a buffer that `release` gives back.
     pub fn export(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
         self.here(py)?;
         if self.lifetime().export() { Ok((self.address, self.len)) } else { Err(errors::of(py, &Error::Closed)) }
     }
 
-    /// Whether the mapping belongs to the process that forked this one.
+    /// Returns whether the mapping belongs to the process that forked this one.
     fn is_foreign(&self) -> bool {
         self.process != std::process::id()
     }
@@ -329,7 +329,7 @@ impl Mapping {
         if self.is_foreign() { Err(errors::of(py, &Error::Forked)) } else { Ok(()) }
     }
 
-    /// A range that can be read, so that no memory is allocated for one that cannot.
+    /// Checks that a range can be read, so that no memory is allocated for one that cannot.
     fn checked(&self, py: Python<'_>, start: Offset, stop: Option<Offset>) -> PyResult<Range<usize>> {
         self.here(py)?;
         let Range { start, end } = range(start, stop, self.len);
@@ -370,7 +370,7 @@ impl Mapping {
         py.detach(|| call(&self.hints)).or_raise(py)
     }
 
-    /// The memory is gone: gives up the share of the space.
+    /// Gives up the share of the space, after the memory is gone.
     fn end(&self) {
         forked_child::remove(self.address);
         self.share.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -384,7 +384,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Why a mapping cannot be closed now.
+/// Returns why a mapping cannot be closed now.
 fn in_use(py: Python<'_>, busy: Busy) -> PyErr {
     match busy {
         Busy::Exported(count) => {

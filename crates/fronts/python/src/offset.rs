@@ -35,7 +35,7 @@ impl FromPyObject<'_, '_> for BlockBytes {
     }
 }
 
-/// A number of 64 bits, or an exception of this class if it has more, or is negative.
+/// Extracts a number of 64 bits, or raises an exception of this class if it has more, or is negative.
 fn extract(number: Borrowed<'_, '_, PyAny>, class: &str, message: &str) -> PyResult<usize> {
     let py = number.py();
     number.extract().map_err(|refused: PyErr| {
@@ -43,7 +43,7 @@ fn extract(number: Borrowed<'_, '_, PyAny>, class: &str, message: &str) -> PyRes
     })
 }
 
-/// A range of a mapping of `len` bytes, of which Python gave the start and perhaps the end.
+/// Returns a range of a mapping of `len` bytes, of which Python gave the start and perhaps the end.
 pub fn range(start: Offset, stop: Option<Offset>, len: usize) -> std::ops::Range<usize> {
     start.0..stop.map_or(len, |stop| stop.0)
 }

@@ -20,22 +20,22 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Of a gather: first as many items as fill the queue of a tier twice.
+    /// Returns the pace of a gather: its first step has as many items as fill the queue of a tier twice.
     pub fn of_items() -> Self {
         Self { step: 64, step_min: 16, step_max: 1 << 16 }
     }
 
-    /// Of a copy of one range, in bytes.
+    /// Returns the pace of a copy of one range, in bytes.
     pub fn of_bytes() -> Self {
         Self { step: 256 << 10, step_min: 64 << 10, step_max: 64 << 20 }
     }
 
-    /// The length of the next step, where `left` is left.
+    /// Returns the length of the next step, if `left` is left.
     pub fn step(&self, left: usize) -> usize {
         self.step.min(left)
     }
 
-    /// A step took this long.
+    /// Notes how long a step took.
     pub fn took(&mut self, time: Duration) {
         if time < SHORT {
             self.step = (self.step * 2).min(self.step_max);

@@ -20,7 +20,7 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// A pin that `mapping` counts already.
+    /// Creates a pin that `mapping` counts already.
     pub fn new(pin: aquifer::Pin, mapping: Py<Mapping>) -> Self {
         let range = (pin.range().start, pin.range().end);
         Self { pin: Mutex::new(Some(pin)), mapping, range }

@@ -52,7 +52,7 @@ fn poll(fetch: &mut Fetch) -> Option<Result<(), Error>> {
     }
 }
 
-/// The pages of the items with these indices, as ranges in ascending order, for a mapping of `len` bytes.
+/// Returns the pages of the items with these indices, as ranges in ascending order, for a mapping of `len` bytes.
 pub fn runs(indices: &[u64], size: usize, len: usize, bytes_max: usize) -> Result<Vec<Range<usize>>, Error> {
     if size == 0 || indices.is_empty() {
         return Err(Error::EmptyRange);

@@ -33,7 +33,7 @@ pub fn temperature(run: TemperatureRun) -> TemperatureTuple {
     (run.range.start, run.range.end, run.temperature)
 }
 
-/// Resident bytes and evicted bytes.
+/// Returns the resident and the evicted bytes of each class.
 pub fn classes(histogram: Histogram) -> (Classes, Classes) {
     (histogram.resident_bytes, histogram.away_bytes)
 }

@@ -54,7 +54,7 @@ impl Space {
         Ok(Self { space: RwLock::new(Some(space)), shares: Arc::default(), process: std::process::id() })
     }
 
-    /// The statistics of the space as JSON.
+    /// Returns the statistics of the space as JSON.
     fn statistics_json(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |space| Ok(space.statistics().to_json()))
     }
@@ -76,7 +76,7 @@ impl Space {
         self.with(py, aquifer::Space::stop_sampling)
     }
 
-    /// How often memory would have to be fetched with more DRAM, or with less; None if nothing was sampled yet.
+    /// Returns how often memory would have to be fetched with more DRAM, or with less; None if nothing was sampled yet.
     fn miss_ratio_curve(&self, py: Python<'_>) -> PyResult<Option<MissRatioCurve>> {
         Ok(self.with(py, aquifer::Space::miss_ratio_curve)?.map(MissRatioCurve::of))
     }
@@ -123,7 +123,7 @@ impl Space {
 }
 
 impl Space {
-    /// Whether the space belongs to the process that forked this one.
+    /// Returns whether the space belongs to the process that forked this one.
     fn is_foreign(&self) -> bool {
         self.process != std::process::id()
     }
@@ -137,7 +137,7 @@ impl Space {
         self.raising(py, call)
     }
 
-    /// As `with`, for calls with any kind of error.
+    /// Works like `with`, for calls with any kind of error.
     fn raising<T: Send, E: Raised>(
         &self,
         py: Python<'_>,
@@ -185,7 +185,7 @@ pub fn without_lock<T: Send>(ending: Option<T>) {
     drop(ending);
 }
 
-/// Why this process cannot have spaces; `None` if it can.
+/// Returns why this process cannot have spaces; `None` if it can.
 #[pyfunction]
 pub fn probe() -> Option<String> {
     aquifer::probe().err().map(|why| why.to_string())

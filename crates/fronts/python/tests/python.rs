@@ -40,7 +40,7 @@ fn python() -> PathBuf {
     std::env::var_os(PYTHON_VARIABLE).unwrap_or_else(|| "python3".into()).into()
 }
 
-/// A Python without the settings of the person who runs the test.
+/// Returns the command of a Python without the settings of the person who runs the test.
 fn python_command() -> Command {
     let mut command = Command::new(python());
     command.current_dir(std::env::temp_dir()).env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
@@ -62,7 +62,7 @@ fn succeeded(command: &mut Command, what: &str) -> Output {
     output
 }
 
-/// Why the tests cannot run here.
+/// Returns why the tests cannot run here.
 fn missing() -> Option<String> {
     if let Err(why) = aquifer::probe() {
         return Some(why.to_string());
@@ -74,7 +74,8 @@ fn missing() -> Option<String> {
         .then(|| format!("{} lacks one of {}; {PYTHON_VARIABLE} names another", python().display(), MODULES.join(", ")))
 }
 
-/// The directory into which the wheel is installed, once for this program; `None`, and reported, if it cannot be.
+/// Returns the directory into which the wheel is installed, once for this program; `None`, and reported, if it cannot
+/// be.
 fn installed() -> Option<&'static Path> {
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match INSTALLED.get_or_init(|| missing().map_or_else(|| Ok(install()), Err)) {

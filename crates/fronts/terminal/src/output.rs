@@ -19,14 +19,14 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output. No colours if `NO_COLOR` is set (no-color.org), or if the terminal has none.
+    /// Describes standard output. It has no colours if `NO_COLOR` is set (no-color.org), or if the terminal has none.
     pub fn of_stdout() -> Output {
         let set = |name: &str| env::var_os(name);
         let wants_colour = is_wanted(set("NO_COLOR").as_deref(), set("TERM").as_deref());
         Output { width: terminal_width(), has_colour: std::io::stdout().is_terminal() && wants_colour }
     }
 
-    /// The text in this tone, if the output shows colours.
+    /// Returns the text in this tone, if the output shows colours.
     pub fn toned(&self, text: &str, tone: Tone) -> String {
         match tone.code().filter(|_| self.has_colour && !text.is_empty()) {
             Some(code) => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -56,7 +56,7 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// The parameter of SGR, ECMA-48 8.3.117.
+    /// Returns the parameter of SGR, ECMA-48 8.3.117.
     fn code(self) -> Option<u8> {
         match self {
             Tone::Plain => None,

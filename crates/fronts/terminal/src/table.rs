@@ -15,12 +15,12 @@ const WIDTH_MIN: usize = 40;
 const COLUMN_MIN: usize = 8;
 const GAP: usize = 2;
 
-/// The maximum width of a line on standard output.
+/// Returns the maximum width of a line on standard output.
 pub fn width() -> usize {
     terminal_width().unwrap_or(WIDTH_USUAL)
 }
 
-/// The columns of the terminal that standard output is, if it is one.
+/// Returns the width of the terminal in columns, if standard output is a terminal.
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
     size.map(|(columns, _)| usize::from(columns).max(WIDTH_MIN))
@@ -33,7 +33,7 @@ pub fn columns(rows: &[Vec<String>], width: usize) -> String {
     toned_columns(rows, &output, |_, _| Tone::Plain)
 }
 
-/// As [`columns`], for this output. `tone` says how the cell of a row and a column is emphasised.
+/// Works like [`columns`], for this output. `tone` says how the cell of a row and a column is emphasised.
 pub fn toned_columns(rows: &[Vec<String>], output: &Output, tone: impl Fn(usize, usize) -> Tone) -> String {
     let widths = widths(rows, output.width.unwrap_or(usize::MAX));
     let mut text = String::new();
@@ -100,7 +100,7 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// At most `width` characters of `text`; cut text ends with `~`.
+/// Returns at most `width` characters of `text`; cut text ends with `~`.
 pub fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -59,7 +59,7 @@ struct Envelope<M> {
     message: M,
 }
 
-/// The frame of a message.
+/// Returns the frame of a message.
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, NotAFrame> {
     let text = toml::to_string(&Envelope { message }).map_err(|error| malformed(&error.to_string()))?;
     let bytes = text.len();
@@ -79,7 +79,7 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message; `None` until all of it has arrived. After a failure, the connection cannot be used.
+    /// Returns the next message; `None` until all of it has arrived. After a failure, the connection cannot be used.
     pub fn take<M: DeserializeOwned>(&mut self) -> Result<Option<M>, NotAFrame> {
         let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*head) as usize;

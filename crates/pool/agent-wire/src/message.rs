@@ -237,7 +237,7 @@ pub struct View {
     pub revision: u64,
     /// How it survives the loss of members.
     pub redundancy: Redundancy,
-    /// With which certificate to borrow; `None`: in plain text.
+    /// The certificate to borrow with; `None` to borrow in plain text.
     pub files: Option<TenantFiles>,
     /// Its members. One that is missing here, and was there before, is to be let go.
     pub members: Vec<MemberView>,

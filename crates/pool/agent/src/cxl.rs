@@ -150,7 +150,7 @@ fn line(task: &DeviceTask, outcome: &Outcome) -> String {
 }
 
 impl CxlSettings {
-    /// The serial number of a device: from the configuration, or from the end of its name.
+    /// Returns the serial number of a device: from the configuration, or from the end of its name.
     fn serial_of(&self, device: &aquifer_fabric::DeviceId) -> Option<u64> {
         let of_name = || u64::from_str_radix(device.as_str().rsplit_once('.')?.1, 16).ok();
         self.serials.get(device).copied().or_else(of_name)

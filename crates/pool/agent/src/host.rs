@@ -120,7 +120,7 @@ impl Shared {
         (outcome, stored)
     }
 
-    /// What a view needs besides the host state.
+    /// Returns what a view needs besides the host state.
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
         let (tenant, crl) = (self.settings.tenant.as_ref(), &self.settings.revocations);
         let files = tenant.map(|files| TenantFiles {
@@ -204,7 +204,7 @@ impl Host {
         Ok(Host { shared, server: Some(server), thread: Some(thread), keeper: Some(keeper), cxl })
     }
 
-    /// A socket that ends the agent when anything is written to it or it is closed.
+    /// Returns a socket that ends the agent when anything is written to it or it is closed.
     pub fn ender(&self) -> io::Result<UnixStream> {
         self.server.as_ref().expect("it runs").ender()
     }

@@ -73,7 +73,7 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    /// A host state for a host that has nothing.
+    /// Creates a host state for a host that has nothing.
     pub(crate) fn new(boot: &str) -> HostState {
         HostState {
             boot: boot.to_owned(),
@@ -94,7 +94,7 @@ impl HostState {
         self.takes_devices = true;
     }
 
-    /// Called when the agent starts. After a restart of the host, nothing is left of what it had.
+    /// Starts the host state with the agent. After a restart of the host, nothing is left of what it had.
     pub(crate) fn start(&mut self, boot: &str) {
         if self.boot != boot {
             let fresh = HostState::new(boot);
@@ -104,7 +104,7 @@ impl HostState {
         }
     }
 
-    /// Whether a manager of this term gets a report. If not, the error is the greatest term that was seen.
+    /// Checks whether a manager of this term gets a report. If not, the error is the greatest term that was seen.
     pub(crate) fn admit_term(&mut self, term: Term) -> Result<(), Term> {
         if term < self.term {
             return Err(self.term);
@@ -115,7 +115,7 @@ impl HostState {
         Ok(())
     }
 
-    /// Whether a gate admits a command after the newest one that was stored.
+    /// Checks whether a gate admits a command after the newest one that was stored.
     fn admit(&mut self, command: &Command) -> Result<(), String> {
         let mut gate = Gate::new(self.incarnation, self.term);
         if self.sequence > 0 {
@@ -137,7 +137,7 @@ impl HostState {
         }
     }
 
-    /// The greatest term that was seen.
+    /// Returns the greatest term that was seen.
     pub(crate) fn term(&self) -> Term {
         self.term
     }
@@ -147,7 +147,7 @@ impl HostState {
         self.revision
     }
 
-    /// The report to a manager.
+    /// Returns the report to a manager.
     pub(crate) fn report(&self) -> HostReport {
         HostReport {
             incarnation: self.incarnation,
@@ -159,7 +159,7 @@ impl HostState {
         }
     }
 
-    /// Whether no user of a volume has memory at a member, or can get any.
+    /// Returns whether no user of a volume has memory at a member, or can get any.
     fn is_free(&self, volume: VolumeId, member: MemberId) -> bool {
         if !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member)) {
             return false;
@@ -211,7 +211,7 @@ impl HostState {
         leaves.into_iter().for_each(|member| self.remove(volume, member));
     }
 
-    /// The bytes that programs still have at a member; at least one slab, since it is not free.
+    /// Returns the bytes that programs still have at a member; at least one slab, since it is not free.
     fn left_at(&self, volume: VolumeId, member: MemberId) -> Bytes {
         let users = self.users.iter().filter(|user| user.volume == volume);
         let slabs: u64 =
@@ -221,7 +221,7 @@ impl HostState {
         Bytes::slabs(slabs.clamp(1, max))
     }
 
-    /// A member has left for good.
+    /// Removes a member that has left for good.
     fn remove(&mut self, volume: VolumeId, member: MemberId) {
         if let Some(held) = self.volumes.get_mut(&volume) {
             held.report.members.remove(&member);

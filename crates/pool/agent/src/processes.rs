@@ -18,18 +18,18 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process with this number now.
+    /// Returns the process with this number now.
     pub(crate) fn of(pid: u32) -> Process {
         Process { pid, started: started(pid).unwrap_or(0) }
     }
 
-    /// Whether it runs. A process that cannot be seen counts as running only while it is connected.
+    /// Returns whether it runs. A process that cannot be seen counts as running only while it is connected.
     pub(crate) fn runs(self) -> bool {
         self.pid != 0 && started(self.pid) == Some(self.started)
     }
 }
 
-/// When a process was started; `None` if there is none, or only its exit status is left.
+/// Returns when a process was started; `None` if there is none, or only its exit status is left.
 fn started(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses, and may contain any character.
@@ -39,7 +39,7 @@ fn started(pid: u32) -> Option<u64> {
     (!matches!(state, "Z" | "X")).then_some(started)
 }
 
-/// The identity of this start of the host.
+/// Returns the identity of this start of the host.
 pub(crate) fn boot() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|text| text.trim().to_owned())
 }

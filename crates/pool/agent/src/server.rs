@@ -72,7 +72,7 @@ impl Server {
         })
     }
 
-    /// A socket that ends the server when anything is written to it.
+    /// Returns a socket that ends the server when anything is written to it.
     pub(crate) fn ender(&self) -> io::Result<UnixStream> {
         self.ender.try_clone()
     }

@@ -38,9 +38,9 @@ pub struct Settings {
     pub programs_max: usize,
     /// The fabric managers.
     pub managers: Vec<ManagerAddress>,
-    /// This host's certificate, for the managers and the donors. `None`: plain text, only to this machine.
+    /// This host's certificate, for the managers and the donors; `None` for plain text, only to this machine.
     pub tenant: Option<Files>,
-    /// Lists of revoked certificates, for programs, which refuse donors on them. `None`: they read no list.
+    /// Lists of revoked certificates, for programs, which refuse donors on them; `None` if they are to read no list.
     pub revocations: Option<PathBuf>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,
@@ -48,7 +48,7 @@ pub struct Settings {
     pub collector: Option<Collector>,
     /// What the host is like, for placement and for people.
     pub labels: BTreeMap<String, String>,
-    /// How to bring memory devices that are bound to this host online. `None`: the agent refuses them.
+    /// How to bring memory devices that are bound to this host online; `None` if the agent refuses them.
     pub cxl: Option<CxlSettings>,
     /// The volumes that programs may use.
     pub volumes: Vec<Permit>,
@@ -92,7 +92,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Whether a program of this user and group may use the volume. Root may use all.
+    /// Returns whether a program of this user and group may use the volume. Root may use all.
     pub fn allows(&self, uid: u32, gid: u32) -> bool {
         uid == 0 || self.uids.contains(&uid) || self.gids.contains(&gid)
     }

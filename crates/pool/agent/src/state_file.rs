@@ -40,7 +40,7 @@ impl StateFile {
         Ok(StateFile { directory: directory.to_owned(), _lock: lock })
     }
 
-    /// The host state, if there is one.
+    /// Returns the host state, if there is one.
     pub(crate) fn load(&self) -> Result<Option<HostState>, String> {
         let path = self.directory.join(NAME);
         let failed = |why: String| {

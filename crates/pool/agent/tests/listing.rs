@@ -47,7 +47,7 @@ impl Client {
         }
     }
 
-    /// The next listing of the volume.
+    /// Returns the next listing of the volume.
     fn listed(&mut self) -> ListedVolume {
         let Some(Answer::Listing(listing)) = self.answer() else { panic!("the agent lists") };
         let names: Vec<&str> = listing.volumes.iter().map(|volume| volume.name.as_str()).collect();

@@ -46,7 +46,7 @@ impl Sent {
     }
 }
 
-/// The spans that have arrived so far.
+/// Returns the spans that have arrived so far.
 fn spans(collector: &SpanCollector) -> Vec<Sent> {
     let mut spans = Vec::new();
     for post in collector.posts() {

@@ -118,7 +118,7 @@ fn a_volume_passes_the_suite_of_all_tiers() {
     }
 }
 
-/// The members of the volume at first, those of a second span, and the one that replaces member 0.
+/// Changes a volume under a program: adds a second span, and replaces member 0.
 fn change_everything(redundancy: Redundancy) {
     let count = redundancy.members() as u64;
     let mut world = World::start(2 * count as usize + 1, 64);

@@ -30,7 +30,7 @@ fn send(mut stream: &UnixStream, request: &Request) {
     }
 }
 
-/// The agent's next answer; `None` if it has ended the connection.
+/// Returns the agent's next answer; `None` if it has ended the connection.
 fn answer(mut stream: &UnixStream) -> Option<Answer> {
     let mut decoder = Decoder::default();
     loop {

@@ -44,7 +44,7 @@ impl Issuer for Newest {
     }
 }
 
-/// A world with two donors whose programs read this list, and the manager's list.
+/// Returns a world with two donors whose programs read this list, and the manager's list.
 fn world(authority: &Authority, list: PathBuf) -> (World, Arc<Newest>) {
     let sign = |name: &str, serial| authority.sign_numbered(name, serial, authority);
     let newest = Arc::new(Newest::default());

@@ -29,7 +29,7 @@ pub struct Facts {
     pub issuer: Vec<u8>,
 }
 
-/// Reads a certificate in DER. `None` if the bytes are not a certificate.
+/// Reads a certificate in DER. Returns `None` if the bytes are not a certificate.
 pub fn facts(der: &[u8]) -> Option<Facts> {
     let (rest, found) = x509_parser::parse_x509_certificate(der).ok()?;
     if !rest.is_empty() {
@@ -61,7 +61,7 @@ fn name(general: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// The first certificate of a text in PEM.
+/// Returns the first certificate of a text in PEM.
 pub fn first_of(pem: &str) -> Option<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem.as_bytes()).next()?.ok()
 }

@@ -18,12 +18,12 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootC
 
 use crate::token::hex;
 
-/// The fingerprint of a certificate: SHA-256 of its DER.
+/// Returns the fingerprint of a certificate: SHA-256 of its DER.
 pub fn pin(certificate: &[u8]) -> String {
     hex(digest(&SHA256, certificate).as_ref())
 }
 
-/// The configuration of a client that trusts only the manager with this fingerprint.
+/// Returns the configuration of a client that trusts only the manager with this fingerprint.
 pub fn pinned_client(pin: &str) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));

@@ -42,12 +42,12 @@ impl Request {
         Ok(Request { key, pem })
     }
 
-    /// The request, in PEM.
+    /// Returns the request, in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The key and its certificates as one text, so that one rename replaces both.
+    /// Returns the key and its certificates as one text, so that one rename replaces both.
     pub fn credentials(&self, chain: &str) -> String {
         format!("{}{chain}", self.key.serialize_pem())
     }

@@ -182,7 +182,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Whether ends that trust this authority accept a certificate at this instant.
+    /// Checks whether ends that trust this authority accept a certificate at this instant.
     fn check(&self, certificate: &[u8], now: Millis) -> Result<(), String> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).map_err(|error| error.to_string())?;
@@ -194,22 +194,22 @@ impl Authority {
         checked.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Its certificate, in PEM.
+    /// Returns its certificate, in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// Its certificate, in DER.
+    /// Returns its certificate, in DER.
     pub fn der(&self) -> &[u8] {
         &self.certificate
     }
 
-    /// Its name, in DER: the issuer of the certificates that it signs.
+    /// Returns its name, in DER: the issuer of the certificates that it signs.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// The last instant of its validity.
+    /// Returns the last instant of its validity.
     pub const fn until(&self) -> Millis {
         self.until
     }
@@ -304,7 +304,7 @@ fn check_request(params: &CertificateParams, subject: &Subject) -> Result<(), No
     Ok(())
 }
 
-/// 16 random bytes, as a positive number.
+/// Returns 16 random bytes as a positive number.
 fn serial() -> Result<SerialNumber, NotSigned> {
     let mut bytes = [0; 16];
     SystemRandom::new()

@@ -35,7 +35,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 3] = [Kind::Donor, Kind::Host, Kind::Manager];
 
-    /// The word for this kind in names, in REST and on the command line.
+    /// Returns the word for this kind in names, in REST and on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Donor => "donor",
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// The kind with this word.
+    /// Returns the kind with this word.
     pub fn named(word: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.word() == word)
     }
@@ -118,14 +118,14 @@ impl Subject {
         Ok(Subject { kind, name: name.to_owned(), names })
     }
 
-    /// The subject of a certificate with these names, if the first of them is an identity in this domain.
+    /// Returns the subject of a certificate with these names, if the first of them is an identity in this domain.
     pub fn of_names(names: &[String], domain: &str) -> Option<Subject> {
         let (identity, more) = names.split_first()?;
         let (name, kind) = identity.strip_suffix(domain)?.strip_suffix('.')?.rsplit_once('.')?;
         Subject::new(Kind::named(kind)?, name, domain, more).ok()
     }
 
-    /// Its first name.
+    /// Returns its first name.
     pub fn identity(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
@@ -137,7 +137,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// A DNS name in lower case, without a final dot and without wildcards.
+/// Returns whether this is a DNS name in lower case, without a final dot and without wildcards.
 fn is_dns(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_label = |label: &str| {
@@ -149,7 +149,7 @@ fn is_dns(text: &str) -> bool {
     text.len() <= NAME_BYTES_MAX && text.split('.').all(is_label)
 }
 
-/// Whether a name looks like a number: some resolvers would treat it as an IPv4 address.
+/// Returns whether a name looks like a number: some resolvers would treat it as an IPv4 address.
 fn is_number(text: &str) -> bool {
     text.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()))
 }

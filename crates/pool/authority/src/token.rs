@@ -59,7 +59,7 @@ impl fmt::Display for NotAToken {
 
 impl std::error::Error for NotAToken {}
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -70,12 +70,12 @@ impl JoinToken {
         JoinToken { id: hex(&id), secret: hex(&secret), pin: pin.to_owned() }
     }
 
-    /// The token's text with its secret, for the only answer that shows it.
+    /// Returns the token's text with its secret, for the only answer that shows it.
     pub fn reveal(&self) -> String {
         format!("{PREFIX}.{}.{}.{}", self.id, self.secret, self.pin)
     }
 
-    /// The hash that is stored in place of the secret.
+    /// Returns the hash that is stored in place of the secret.
     pub fn secret_hash(&self) -> String {
         hex(digest(&SHA256, self.secret.as_bytes()).as_ref())
     }

@@ -39,7 +39,7 @@ impl Validity {
         now.0 >= self.from.0.saturating_add(whole / 3 * 2)
     }
 
-    /// Whether the certificate is valid at this instant.
+    /// Returns whether the certificate is valid at this instant.
     pub const fn holds(&self, now: Millis) -> bool {
         self.from.0 <= now.0 && now.0 <= self.until.0
     }

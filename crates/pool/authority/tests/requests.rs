@@ -27,7 +27,7 @@ fn authority() -> Authority {
     Authority::make("lab", NOW).expect("made")
 }
 
-/// A request to which `change` has added something.
+/// Returns a request to which `change` has added something.
 fn request(change: impl FnOnce(&mut CertificateParams)) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();

@@ -71,7 +71,7 @@ impl Watch<'_> {
     }
 }
 
-/// The accepting thread's loop.
+/// Accepts connections, on the accepting thread, until the registrar ends.
 pub(crate) fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &RegistrarSettings) {
     // The files may have changed since the registrar read them at its start.
     let mut watch = Watch { settings, seen: Vec::new(), at: Instant::now() };

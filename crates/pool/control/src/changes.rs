@@ -53,7 +53,7 @@ pub enum Changes {
 }
 
 impl Changes {
-    /// What leads from one report to another of the same kind.
+    /// Returns what leads from one report to another of the same kind.
     pub fn between(old: &Report, new: &Report) -> Option<Changes> {
         match (old, new) {
             (Report::Donor(old), Report::Donor(new)) => Some(Changes::Donor(Box::new(DonorChanges::between(old, new)))),
@@ -98,7 +98,7 @@ impl HostChanges {
     }
 }
 
-/// The entries that differ, as they are now, and the keys that are gone.
+/// Returns the entries that differ, as they are now, and the keys that are gone.
 fn differences<V: Clone + PartialEq>(
     old: &BTreeMap<VolumeId, V>,
     new: &BTreeMap<VolumeId, V>,

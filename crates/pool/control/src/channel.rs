@@ -76,7 +76,7 @@ pub(crate) fn serve(shared: &Shared, stranger: Stranger, socket: TcpStream, peer
 
 type Registered<'a> = (EndId, Channel<'a>, Receiver<Job>);
 
-/// Identifies the peer and registers it. `None`: it was refused, and has been sent the reason.
+/// Identifies the peer and registers it. Returns `None` if the peer was refused, and has been sent the reason.
 fn register<'a>(
     shared: &'a Shared,
     socket: TcpStream,
@@ -191,7 +191,7 @@ impl Channel<'_> {
         }
     }
 
-    /// Whether the end's certificate is still accepted, by the newest files.
+    /// Returns whether the end's certificate is still accepted, by the newest files.
     fn is_good(&mut self) -> bool {
         let side = self.shared.side();
         let is_same = match (&side, &self.checked_by) {
@@ -233,7 +233,7 @@ impl Channel<'_> {
         }
     }
 
-    /// What an answer without a report means.
+    /// Returns what an answer without a report means.
     fn no_report(&mut self, term: Term, answer: Message) -> Result<Answer, ChannelFailure> {
         match answer {
             Message::Deposed(seen) if seen > term => {
@@ -251,7 +251,7 @@ impl Channel<'_> {
         }
     }
 
-    /// The directory, if the end does not have it.
+    /// Returns the directory, if the end does not have it.
     fn news(&mut self) -> Option<Directory> {
         if self.told_at.is_some_and(|at| at.elapsed() < DIRECTORY_PAUSE) {
             return None;
@@ -288,12 +288,12 @@ impl Channel<'_> {
         }
     }
 
-    /// Sends a request and waits for its answer. `None`: it is too long, and was not sent.
+    /// Sends a request and waits for its answer. Returns `None` if the request is too long, and was not sent.
     fn exchange(&mut self, request: &Message) -> Result<Option<Message>, ChannelFailure> {
         Ok(self.exchange_sized(request)?.map(|(answer, _)| answer))
     }
 
-    /// Like `exchange`, with the bytes of the answer.
+    /// Works like `exchange`, and also returns how many bytes the answer has.
     fn exchange_sized(&mut self, request: &Message) -> Result<Option<(Message, usize)>, ChannelFailure> {
         self.number = self.number.wrapping_add(1);
         let Ok(frame) = encode(self.number, request) else { return Ok(None) };

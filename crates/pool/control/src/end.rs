@@ -29,7 +29,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A refusal for this reason. Control characters in it are escaped, and it is cut to a maximum length.
+    /// Creates a refusal for this reason. Escapes its control characters, and cuts it to a maximum length.
     pub fn new(why: impl fmt::Display) -> Refused {
         let mut why: String = why.to_string().chars().flat_map(escaped).take(REASON_BYTES_MAX).collect();
         while why.len() > REASON_BYTES_MAX {
@@ -66,7 +66,7 @@ pub trait End: Send {
         Ok(())
     }
 
-    /// A report to the manager with the query's term, which refuses commands of smaller terms from now on.
+    /// Returns a report to the manager with the query's term, and refuses commands of smaller terms from now on.
     fn report(&mut self, query: &Query) -> Result<Report, Deposed>;
 
     /// Stores a list of revoked certificates, in PEM, and refuses these certificates from now on. By default the list

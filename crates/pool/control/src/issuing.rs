@@ -23,19 +23,19 @@ pub(crate) const VERSION: u16 = 2;
 
 /// What channels need of a pool's authority.
 pub trait Issuer: Send + Sync {
-    /// Whether a renewal of this certificate, in DER, is due. The certificate has been verified.
+    /// Returns whether a renewal of this certificate, in DER, is due. The certificate has been verified.
     fn is_due(&self, certificate: &[u8]) -> bool;
 
     /// Starts the renewal of a certificate, for the key of a request in PEM. Does not block: the chain of the new
     /// certificate, in PEM, arrives on the returned channel.
     fn renew(&self, certificate: &[u8], request: String) -> Receiver<Result<String, Refused>>;
 
-    /// The owner of this certificate has stored the one that replaces it. Does not block.
+    /// Notes that the owner of this certificate has stored the one that replaces it. Does not block.
     fn replaced(&self, certificate: &[u8]) {
         let _ = certificate;
     }
 
-    /// The list of revoked certificates, if there is one.
+    /// Returns the list of revoked certificates, if there is one.
     fn revocations(&self) -> Option<Revocations>;
 }
 
@@ -64,7 +64,7 @@ impl Issuing {
         Issuing { issuer: issuer.filter(|_| version >= VERSION), state: State::Idle(None), listed: None }
     }
 
-    /// The newest list, unless the end has it.
+    /// Returns the newest list, unless the end has it.
     pub(crate) fn news(&mut self) -> Option<String> {
         let found = self.issuer.as_ref()?.revocations()?;
         if self.listed == Some(found.number) {
@@ -79,7 +79,7 @@ impl Issuing {
         self.listed = None;
     }
 
-    /// The next request to the end, if one is due now.
+    /// Returns the next request to the end, if one is due now.
     pub(crate) fn due(&mut self, certificate: Option<&[u8]>) -> Option<Message> {
         let (issuer, certificate) = (self.issuer.as_ref()?, certificate?);
         match &self.state {

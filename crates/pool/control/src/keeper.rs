@@ -77,7 +77,7 @@ impl fmt::Display for ManagerAddress {
 pub struct KeeperSettings {
     /// The managers. All of them get a channel; the elected one uses it.
     pub managers: Vec<ManagerAddress>,
-    /// This end's certificate, and the authority of the managers'; `None`: plain text, to this machine only.
+    /// This end's certificate, and the authority of the managers'; `None` for plain text, to this machine only.
     pub tls: Option<Files>,
     /// What this end says about itself.
     pub registration: Registration,
@@ -158,7 +158,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// How the channel to each manager stands, in the order of the settings.
+    /// Returns how the channel to each manager stands, in the order of the settings.
     pub fn statuses(&self) -> Vec<ChannelStatus> {
         self.shared.state().places.iter().map(|place| place.status).collect()
     }
@@ -280,7 +280,7 @@ impl Channel<'_> {
         }
     }
 
-    /// The answer to a request with this number, in this version.
+    /// Returns the answer to a request with this number, in this version.
     fn answer(
         &self,
         (number, version): (u32, u16),
@@ -319,7 +319,7 @@ impl Channel<'_> {
         })
     }
 
-    /// After the report, because the end accepts a list only from a manager whose term it accepts.
+    /// Takes the list after the report, because the end accepts a list only from a manager whose term it accepts.
     fn take_revocations(&self, end: &mut dyn End, query: &Query) -> Result<(), Refused> {
         let Some(list) = &query.revocations else { return Ok(()) };
         let taken = end.take_revocations(list);

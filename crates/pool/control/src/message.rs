@@ -61,7 +61,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// The report without the names of volumes, for a manager that does not know them.
+    /// Returns the report without the names of volumes, for a manager that does not know them.
     pub(crate) fn nameless(mut self) -> Report {
         if let Report::Host(report) = &mut self {
             report.volumes.values_mut().for_each(|volume| volume.name = None);
@@ -162,7 +162,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// The message's name on the wire.
+    /// Returns the message's name on the wire.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Certificate(_) => "certificate",
@@ -219,7 +219,7 @@ impl fmt::Display for NotAFrame {
 
 impl std::error::Error for NotAFrame {}
 
-/// The frame of a message.
+/// Returns the frame of a message.
 pub fn encode(number: u32, message: &Message) -> Result<Vec<u8>, NotAFrame> {
     let mut frame = vec![0; HEADER_BYTES];
     serde_json::to_writer(&mut frame, message).expect("messages are JSON, and a vector takes everything");
@@ -232,7 +232,7 @@ pub fn encode(number: u32, message: &Message) -> Result<Vec<u8>, NotAFrame> {
     Ok(frame)
 }
 
-/// The length of the JSON after a header, at most `max`, and the request's number.
+/// Returns the length of the JSON after a header, at most `max`, and the request's number.
 pub fn payload_bytes(header: &[u8; HEADER_BYTES], max: usize) -> Result<(usize, u32), NotAFrame> {
     let [a, b, c, d, rest @ ..] = *header;
     if [a, b, c, d] != MAGIC {
@@ -246,7 +246,7 @@ pub fn payload_bytes(header: &[u8; HEADER_BYTES], max: usize) -> Result<(usize, 
     }
 }
 
-/// The message in the JSON of a frame.
+/// Returns the message in the JSON of a frame.
 pub fn decode(payload: &[u8]) -> Result<Message, NotAFrame> {
     serde_json::from_slice(payload).map_err(|error| {
         let why: String = error.to_string().chars().map(|one| if one.is_control() { ' ' } else { one }).collect();

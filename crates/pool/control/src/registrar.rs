@@ -46,7 +46,7 @@ const LINES_PER_SECOND_MAX: u32 = 10;
 pub struct RegistrarSettings {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// The manager's certificate, and the authority of the ends'; `None`: plain text, on this machine only.
+    /// The manager's certificate, and the authority of the ends'; `None` for plain text, on this machine only.
     pub tls: Option<Files>,
     /// Lists of revoked certificates, in PEM.
     pub revocations: Option<PathBuf>,
@@ -141,7 +141,7 @@ impl Shared {
         }
     }
 
-    /// An end has a channel now. The connection that it had before ends.
+    /// Notes that an end has a channel now. The connection that it had before ends.
     pub(crate) fn connect(
         &self,
         id: &EndId,
@@ -157,7 +157,7 @@ impl Shared {
         receiver
     }
 
-    /// A connection has ended.
+    /// Notes that a connection has ended.
     pub(crate) fn part(&self, id: &EndId, connection: u64) {
         let mut connected = lock(&self.connected);
         if connected.get(id).is_some_and(|one| one.connection == connection) {
@@ -193,7 +193,7 @@ impl Registrar {
         Registrar::start_issuing(settings, stored, None, log)
     }
 
-    /// Also sets the authority that renews the certificates of ends.
+    /// Starts a registrar with an authority that renews the certificates of ends.
     pub fn start_issuing(
         settings: RegistrarSettings,
         stored: Vec<Entry>,
@@ -228,7 +228,7 @@ impl Registrar {
         Ok(Registrar { shared, address, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
@@ -238,13 +238,13 @@ impl Registrar {
         self.shared.roster().changes()
     }
 
-    /// All registrations, and the number of changes that led to them.
+    /// Returns all registrations, and the number of changes that led to them.
     pub fn entries(&self) -> (u64, BTreeMap<EndId, Entry>) {
         let roster = self.shared.roster();
         (roster.changes(), roster.entries().clone())
     }
 
-    /// The ends that have a channel now.
+    /// Returns the ends that have a channel now.
     pub fn connected(&self) -> BTreeSet<EndId> {
         lock(&self.shared.connected).keys().cloned().collect()
     }

@@ -58,7 +58,7 @@ impl EndId {
         })
     }
 
-    /// What kind of end it is.
+    /// Returns what kind of end it is.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Donor(_) => Kind::Donor,
@@ -66,7 +66,7 @@ impl EndId {
         }
     }
 
-    /// The name without its kind.
+    /// Returns the name without its kind.
     pub fn name(&self) -> &str {
         match self {
             Self::Donor(name) => name.as_str(),
@@ -162,7 +162,7 @@ impl Registration {
         Ok(id)
     }
 
-    /// How far away its memory is: the label `class`, or `tcp`.
+    /// Returns how far away its memory is: the label `class`, or `tcp`.
     pub fn class(&self) -> Result<LatencyClass, NotARegistration> {
         match self.labels.get("class").map(String::as_str) {
             None | Some("tcp") => Ok(LatencyClass::Tcp),
@@ -172,14 +172,14 @@ impl Registration {
         }
     }
 
-    /// The enclosure that it is in: the label `enclosure`, or an enclosure for this end alone.
+    /// Returns the enclosure that it is in: the label `enclosure`, or an enclosure for this end alone.
     pub fn enclosure(&self) -> Result<EnclosureId, NotARegistration> {
         let of_own = || format!("{}.{}", self.kind, self.id).chars().take(aquifer_fabric::NAME_BYTES_MAX).collect();
         let name: String = self.labels.get("enclosure").cloned().unwrap_or_else(of_own);
         name.parse().map_err(|why| NotARegistration(format!("{} {}: label enclosure: {why}", self.kind, self.id)))
     }
 
-    /// The rack of the enclosure: the label `rack`, or one rack for all ends without the label.
+    /// Returns the rack of the enclosure: the label `rack`, or one rack for all ends without the label.
     pub fn rack(&self) -> Result<RackId, NotARegistration> {
         let name = self.labels.get("rack").map_or("rack", String::as_str);
         name.parse().map_err(|why| NotARegistration(format!("{} {}: label rack: {why}", self.kind, self.id)))
@@ -197,7 +197,7 @@ impl Registration {
     }
 }
 
-/// `HOST:PORT`, of visible ASCII.
+/// Returns whether this is `HOST:PORT`, of visible ASCII.
 fn is_address(text: &str) -> bool {
     let has_port = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
     has_port && text.len() <= ADDRESS_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic())

@@ -34,7 +34,7 @@ impl<'a> Renewal<'a> {
         self.files.ok_or_else(|| Refused::new("this end has no certificate; give it one"))
     }
 
-    /// A request for a new certificate, in PEM.
+    /// Returns a request for a new certificate, in PEM.
     pub(crate) fn request(&mut self) -> Result<String, Refused> {
         let files = self.files()?;
         let request = if files.cert == files.key {
@@ -105,7 +105,7 @@ fn keep_rights(old: &Path, new: &Path) -> io::Result<()> {
     fs::set_permissions(new, before.permissions())
 }
 
-/// The path of a new file until it has been checked.
+/// Returns the path of a new file until it has been checked.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".renewed");

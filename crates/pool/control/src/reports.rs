@@ -67,7 +67,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Nothing yet, of an end that speaks this version.
+    /// Creates a report with nothing in it, of an end that speaks this version.
     pub(crate) const fn new(version: u16) -> Held {
         Held { is_spoken: version >= VERSION, last: None, bytes: 0 }
     }
@@ -114,7 +114,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// The answer to the query with this number.
+    /// Returns the answer to the query with this number.
     pub(crate) fn answer(&mut self, number: u32, query: &Query, report: Report) -> Message {
         let last = self.last.as_ref().filter(|(of, _)| query.known == Some(*of)).map(|(_, last)| last);
         let answer = match last {

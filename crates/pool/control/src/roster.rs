@@ -33,7 +33,7 @@ impl Default for Patterns {
 }
 
 impl Patterns {
-    /// Whether one of the patterns matches this identity, which registers the end `id`.
+    /// Returns whether one of the patterns matches this identity, which registers the end `id`.
     pub fn admit(&self, identity: &str, id: &str) -> bool {
         self.0.iter().map(|pattern| pattern.replace("{id}", id)).any(|pattern| match pattern.split_once('*') {
             None => pattern == identity,
@@ -43,7 +43,7 @@ impl Patterns {
         })
     }
 
-    /// A pattern that has more than one `*`.
+    /// Returns a pattern that has more than one `*`, if there is one.
     pub fn unclear(&self) -> Option<&str> {
         self.0.iter().find(|pattern| pattern.matches('*').count() > 1).map(String::as_str)
     }
@@ -126,7 +126,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// A roster with the registrations that were stored. Those that are unusable now are left out.
+    /// Creates a roster with the registrations that were stored. Those that are unusable now are left out.
     pub fn new(stored: Vec<Entry>, donors: Patterns, hosts: Patterns) -> Roster {
         let mut roster = Roster { donors, hosts, ..Roster::default() };
         for entry in stored {
@@ -142,7 +142,7 @@ impl Roster {
         self.changes
     }
 
-    /// Who is registered.
+    /// Returns who is registered.
     pub const fn entries(&self) -> &BTreeMap<EndId, Entry> {
         &self.entries
     }
@@ -180,7 +180,7 @@ impl Roster {
         }
     }
 
-    /// Two ends cannot disagree on where their enclosure stands.
+    /// Refuses an end that disagrees with another one on where their enclosure is.
     fn check_place(&self, id: &EndId, registration: &Registration) -> Result<(), NotRegistered> {
         let place = |of: &Registration| -> Result<_, NotARegistration> { Ok((of.enclosure()?, of.rack()?)) };
         let (enclosure, rack) = place(registration).map_err(NotRegistered::Registration)?;
@@ -212,7 +212,7 @@ impl Roster {
         }
     }
 
-    /// The directory for an end of this kind: donors for a host, hosts for a donor.
+    /// Returns the directory for an end of this kind: donors for a host, hosts for a donor.
     pub fn directory_for(&self, kind: Kind) -> Directory {
         let mut directory = Directory::default();
         for (id, Entry { identity, registration }) in &self.entries {

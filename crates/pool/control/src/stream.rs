@@ -70,12 +70,12 @@ impl Stream {
         Ok(Timed { socket, deadline: Instant::now() + within })
     }
 
-    /// Without TLS.
+    /// Creates a stream without TLS.
     pub(crate) fn plain(socket: TcpStream, within: Duration) -> io::Result<Stream> {
         Ok(Stream(Layer::Plain(Stream::timed(socket, within)?)))
     }
 
-    /// An end's side, after the handshake.
+    /// Makes the handshake as an end, and returns its side of the stream.
     pub(crate) fn client(
         socket: TcpStream,
         config: &Arc<ClientConfig>,
@@ -90,7 +90,7 @@ impl Stream {
         Ok(Stream(Layer::Client(Box::new(StreamOwned::new(session, timed)))))
     }
 
-    /// The manager's side, after the handshake.
+    /// Makes the handshake as a manager, and returns its side of the stream.
     pub(crate) fn server(
         socket: TcpStream,
         config: &Arc<ServerConfig>,
@@ -104,7 +104,7 @@ impl Stream {
         Ok(Stream(Layer::Server(Box::new(StreamOwned::new(session, timed)))))
     }
 
-    /// The certificates that the other end has shown; none without TLS.
+    /// Returns the certificates that the other end has shown; none without TLS.
     pub(crate) fn certificates(&self) -> &[CertificateDer<'static>] {
         match &self.0 {
             Layer::Client(stream) => stream.conn.peer_certificates().unwrap_or_default(),
@@ -113,7 +113,7 @@ impl Stream {
         }
     }
 
-    /// Everything that follows has to end within this time.
+    /// Bounds the time within which everything that follows has to end.
     pub(crate) fn within(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         match &mut self.0 {

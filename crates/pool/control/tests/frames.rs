@@ -47,7 +47,7 @@ fn messages() -> Vec<Message> {
     ]
 }
 
-/// The messages that version 2 adds.
+/// Returns the messages that version 2 adds.
 fn messages_of_version_2() -> Vec<Message> {
     vec![
         Message::Hello { oldest: 1, newest: 2, registration: registration(Kind::Host, "h1") },
@@ -59,7 +59,7 @@ fn messages_of_version_2() -> Vec<Message> {
     ]
 }
 
-/// The messages that version 3 adds.
+/// Returns the messages that version 3 adds.
 fn messages_of_version_3() -> Vec<Message> {
     let lease = LeaseReport {
         host: "h1".parse().expect("a name"),
@@ -81,7 +81,7 @@ fn messages_of_version_3() -> Vec<Message> {
     ]
 }
 
-/// The messages that version 4 changes.
+/// Returns the messages that version 4 changes.
 fn messages_of_version_4() -> Vec<Message> {
     let request = "ticket-4711".parse().expect("an id");
     let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().ok();
@@ -92,7 +92,7 @@ fn messages_of_version_4() -> Vec<Message> {
     vec![Message::Commands(vec![caused(None), caused(traceparent)])]
 }
 
-/// The messages that version 5 changes.
+/// Returns the messages that version 5 changes.
 fn messages_of_version_5() -> Vec<Message> {
     let name = || "db".parse().ok();
     let report = VolumeReport { name: name(), ..VolumeReport::default() };

@@ -127,7 +127,7 @@ impl Site {
         Site { issuing, directory, registrar }
     }
 
-    /// The files of an end with this name; the key has its own file if `is_split`.
+    /// Returns the files of an end with this name; the key has its own file if `is_split`.
     fn join(&self, kind: SubjectKind, name: &str, is_split: bool) -> Files {
         let request = Request::new().expect("made");
         let chain = self.issuing.sign(kind, name, &request);

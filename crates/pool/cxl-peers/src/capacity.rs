@@ -132,7 +132,7 @@ impl Peer {
         Ok(())
     }
 
-    /// A device with dynamic capacity that can be reached, with its state right now.
+    /// Returns a device with dynamic capacity that can be reached, with its state right now.
     fn dcd(&mut self, client: &mut Client, device: &DeviceId) -> Result<(DeviceView, CapacityView), NotDone> {
         self.read_state(client)?;
         let view = self.present(device)?;
@@ -142,7 +142,7 @@ impl Peer {
         }
     }
 
-    /// The device's number for a host. Binds the host to the device if it is not bound.
+    /// Returns the device's number for a host. Binds the host to the device if it is not bound.
     fn connect_host(
         &mut self,
         client: &mut Client,

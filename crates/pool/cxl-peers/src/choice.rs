@@ -68,7 +68,7 @@ impl Choices {
         Choice::Offer(chosen)
     }
 
-    /// The capacity is not to be added any more.
+    /// Forgets capacity that is not to be added any more.
     pub(crate) fn forget(&mut self, device: &DeviceId, tag: Tag) {
         self.offered.retain(|(of, _, with), _| of != device || *with != tag);
     }
@@ -79,7 +79,7 @@ fn overlap(one: &Extent, other: &Extent) -> bool {
     one.start < end(other) && other.start < end(one)
 }
 
-/// The first free bytes of a region. The error is how many are missing.
+/// Returns the first free bytes of a region. The error is how many are missing.
 fn first_fit(bytes: u64, (start, end): (u64, u64), taken: &mut [Extent], tag: Tag) -> Result<Vec<Extent>, u64> {
     taken.sort_by_key(|extent| extent.start);
     let (mut at, mut chosen, mut missing) = (start, Vec::new(), bytes);

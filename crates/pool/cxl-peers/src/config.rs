@@ -110,7 +110,7 @@ impl SwitchConfig {
         }
     }
 
-    /// The address, parsed.
+    /// Returns the address, parsed.
     pub fn peer_address(&self) -> Result<PeerAddress, NotASwitch> {
         let text = match self.address.strip_prefix(MCTP_TCP) {
             Some(place) => format!("tcp:{}", place.trim_end_matches('/')),

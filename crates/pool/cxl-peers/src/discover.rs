@@ -198,7 +198,7 @@ fn describe(client: &mut Client, path: &[Hop], port_id: u8) -> Result<DeviceView
     })
 }
 
-/// What a device answers, or None if it does not know the command.
+/// Returns what a device answers, or None if it does not know the command.
 fn supported<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match result {
         Ok(answer) => Ok(Some(answer)),

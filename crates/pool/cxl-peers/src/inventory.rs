@@ -76,12 +76,12 @@ pub struct DeviceView {
 }
 
 impl DeviceView {
-    /// `true` if it has multiple logical devices.
+    /// Returns `true` if it has multiple logical devices.
     pub fn is_mld(&self) -> bool {
         matches!(self.memory, Memory::Lds(_))
     }
 
-    /// Its LDs, with their bytes: those that can be bound and have memory, unless its capacity is dynamic.
+    /// Returns its LDs, with their bytes: those that can be bound and have memory, unless its capacity is dynamic.
     pub fn lds(&self) -> Vec<(LdId, u64)> {
         match &self.memory {
             _ if self.capacity.is_some() => Vec::new(),
@@ -116,23 +116,23 @@ pub struct Inventory {
     pub devices: BTreeMap<DeviceId, DeviceView>,
 }
 
-/// Whether a link is up. Peers report different states of link training for one that is; all report its width.
+/// Returns whether a link is up. Peers report different states of link training for one that is; all report its width.
 pub(crate) fn is_up(port: &PortStatus) -> bool {
     port.link_width > 0
 }
 
-/// Whether memory is at a port.
+/// Returns whether memory is at a port.
 pub(crate) fn has_memory(port: &PortStatus) -> bool {
     matches!(port.device_type, DeviceType::Type3Mld | DeviceType::Type3Sld)
 }
 
 impl Inventory {
-    /// A vPPB.
+    /// Returns a vPPB.
     pub(crate) fn vppb(&self, vcs_id: u8, vppb_id: u8) -> Option<Vppb> {
         self.vcss.get(&vcs_id)?.vppbs.get(usize::from(vppb_id)).copied()
     }
 
-    /// All vPPBs with their addresses.
+    /// Returns all vPPBs with their addresses.
     pub(crate) fn vppbs(&self) -> impl Iterator<Item = (u8, u8, Vppb)> + '_ {
         self.vcss.iter().flat_map(|(vcs_id, vcs)| {
             // A virtual switch has at most 255 vPPBs.
@@ -140,14 +140,14 @@ impl Inventory {
         })
     }
 
-    /// Whether a bind or an unbind is under way.
+    /// Returns whether a bind or an unbind is under way.
     pub(crate) fn is_changing(&self) -> bool {
         let is_at_work =
             |port: &PortStatus| matches!(port.state, PortState::BindInProgress | PortState::UnbindInProgress);
         self.ports.values().any(is_at_work) || self.vppbs().any(|(_, _, vppb)| vppb.status == BindingStatus::InProgress)
     }
 
-    /// Who has an LD of a device; [`NO_LD`] for the whole of an SLD.
+    /// Returns who has an LD of a device; [`NO_LD`] for the whole of an SLD.
     pub(crate) fn holder(&self, device: &DeviceView, ld_id: LdId) -> Holder {
         let of_device = self.vppbs().filter(|(_, _, vppb)| device.ports.contains(&vppb.port_id));
         let mut bound = of_device.filter(|(_, _, vppb)| match vppb.status {
@@ -166,7 +166,7 @@ impl Inventory {
         }
     }
 
-    /// The device and the LD that a vPPB is bound to.
+    /// Returns the device and the LD that a vPPB is bound to.
     pub(crate) fn bound_to(&self, vppb: &Vppb) -> Option<(&DeviceId, LdId)> {
         if !matches!(vppb.status, BindingStatus::Ld | BindingStatus::Port) {
             return None;
@@ -176,7 +176,7 @@ impl Inventory {
         Some((name, if is_ld { LdId(vppb.ld_id.into()) } else { NO_LD }))
     }
 
-    /// The device at a port: the one that is there, or else the one that was pulled out there.
+    /// Returns the device at a port: the one that is there, or else the one that was pulled out there.
     pub(crate) fn device_at(&self, port_id: u8) -> Option<(&DeviceId, &DeviceView)> {
         let at_port = self.devices.iter().filter(|(_, device)| device.ports.contains(&port_id));
         at_port.max_by_key(|(_, device)| device.is_present)

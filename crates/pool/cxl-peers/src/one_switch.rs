@@ -69,7 +69,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A switch that has not been asked yet.
+    /// Creates a switch that has not been asked yet.
     pub fn new(config: SwitchConfig, clock: Arc<dyn Clock>, connect: Connect) -> Peer {
         Peer {
             config,
@@ -91,7 +91,7 @@ impl Peer {
         }
     }
 
-    /// A switch at the address of its configuration, on this clock.
+    /// Returns a switch at the address of its configuration, on this clock.
     pub fn at_address(config: SwitchConfig, clock: Arc<dyn Clock>) -> Peer {
         let (address, limits, time) = (config.peer_address(), config.limits(), Arc::clone(&clock));
         let connect = move || {
@@ -104,22 +104,22 @@ impl Peer {
         Peer::new(config, clock, Box::new(connect))
     }
 
-    /// The switch's configuration.
+    /// Returns the switch's configuration.
     pub fn config(&self) -> &SwitchConfig {
         &self.config
     }
 
-    /// What was read last.
+    /// Returns what was read last.
     pub fn inventory(&self) -> &Arc<Inventory> {
         &self.inventory
     }
 
-    /// Whether it answered the last time it was asked.
+    /// Returns whether it answered the last time it was asked.
     pub fn is_answering(&self) -> bool {
         self.is_answering
     }
 
-    /// What happened since the last call.
+    /// Returns what happened since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -171,7 +171,7 @@ impl Peer {
         done
     }
 
-    /// Whether it has recently not answered, and is not asked again yet.
+    /// Returns whether it has recently not answered, and is not asked again yet.
     fn is_paused(&self) -> bool {
         self.clock.now() < self.silent_until
     }

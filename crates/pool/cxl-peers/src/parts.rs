@@ -18,7 +18,7 @@ use aquifer_fmapi::{BindingStatus, PortState};
 use crate::config::SwitchConfig;
 use crate::inventory::{CapacityView, DeviceView, Inventory};
 
-/// The vPPBs of a virtual CXL switch that are kept for dynamic capacity: the last ones, half of all at most.
+/// Returns the vPPBs of a virtual CXL switch that are kept for dynamic capacity: the last ones, half of all at most.
 pub(crate) fn kept_for_capacity(inventory: &Inventory, vcs_id: u8) -> std::ops::Range<u8> {
     let dcds = inventory.devices.values().filter(|device| device.capacity.is_some()).count();
     let total = inventory.vcss.get(&vcs_id).map_or(0, |vcs| u8::try_from(vcs.vppbs.len()).unwrap_or(u8::MAX));
@@ -63,7 +63,7 @@ pub(crate) fn add(config: &SwitchConfig, inventory: &Inventory, parts: &mut Part
     parts.switches.insert(config.name.clone(), switch);
 }
 
-/// The vPPBs that may be chosen for an LD.
+/// Returns the vPPBs that may be chosen for an LD.
 fn offered(inventory: &Inventory, vcs_id: u8) -> BTreeSet<VppbId> {
     let kept = kept_for_capacity(inventory, vcs_id);
     let of_vcs = inventory.vppbs().filter(|(of, _, _)| *of == vcs_id);
@@ -86,7 +86,7 @@ fn enclosure(config: &SwitchConfig, parts: &mut Parts) -> EnclosureId {
     enclosure
 }
 
-/// How the memory of a device is handed out; None if it cannot be.
+/// Returns how the memory of a device is handed out; None if it cannot be.
 fn kind(device: &DeviceView) -> Option<DeviceKind> {
     if let Some(capacity) = &device.capacity {
         return dynamic(capacity);
@@ -102,7 +102,7 @@ fn kind(device: &DeviceView) -> Option<DeviceKind> {
     }
 }
 
-/// Blocks smaller than a slab are handed out in whole slabs.
+/// Returns the kind of a device with dynamic capacity. Blocks smaller than a slab are handed out in whole slabs.
 fn dynamic(capacity: &CapacityView) -> Option<DeviceKind> {
     let block = Bytes(capacity.block_bytes.max(SLAB.0));
     let whole = Bytes(capacity.bytes / block.0 * block.0);

@@ -22,13 +22,13 @@ pub(crate) struct AskedBack {
 }
 
 impl AskedBack {
-    /// Whether the host was asked so lately that it may still answer.
+    /// Returns whether the host was asked so lately that it may still answer.
     pub(crate) fn is_recent(&mut self, device: &DeviceId, host_id: u16, tag: [u8; 16], now: Duration) -> bool {
         self.at.retain(|_, at| now.saturating_sub(*at) < ASK_AGAIN);
         self.at.contains_key(&(device.clone(), host_id, tag))
     }
 
-    /// The host has been asked.
+    /// Notes that the host has been asked.
     pub(crate) fn note(&mut self, device: &DeviceId, host_id: u16, tag: [u8; 16], now: Duration) {
         self.at.insert((device.clone(), host_id, tag), now);
     }

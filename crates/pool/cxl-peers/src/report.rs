@@ -20,12 +20,12 @@ use crate::inventory::{DeviceView, Holder, Inventory};
 use crate::tag::member_of;
 use crate::wiped_lds::Contents;
 
-/// The address of a vPPB.
+/// Returns the address of a vPPB.
 pub(crate) fn address(switch: &SwitchId, vcs_id: u8, vppb_id: u8) -> VppbAddress {
     VppbAddress { switch: switch.clone(), vcs_id: VcsId(vcs_id), vppb_id: VppbId(vppb_id) }
 }
 
-/// The host of a virtual CXL switch.
+/// Returns the host of a virtual CXL switch.
 pub(crate) fn host_of<'a>(config: &'a SwitchConfig, inventory: &Inventory, vcs_id: u8) -> Option<&'a HostId> {
     let upstream = PortId(inventory.vcss.get(&vcs_id)?.usp_id);
     config.hosts.iter().find(|(_, ports)| ports.contains(&upstream)).map(|(host, _)| host)
@@ -47,7 +47,7 @@ pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: 
     }
 }
 
-/// The report of a device; None while nothing is known of it.
+/// Returns the report of a device; None while nothing is known of it.
 pub(crate) fn report(
     config: &SwitchConfig,
     inventory: &Inventory,
@@ -75,7 +75,7 @@ pub(crate) fn report(
     Some(DeviceReport { availability, lds: lds.collect(), extents: extents(config, inventory, device) })
 }
 
-/// Dynamic capacity by its tags. Capacity of a host that the configuration does not name is left out.
+/// Returns dynamic capacity by its tags. Leaves out capacity of a host that the configuration does not name.
 fn extents(
     config: &SwitchConfig,
     inventory: &Inventory,

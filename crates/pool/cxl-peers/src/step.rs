@@ -21,7 +21,7 @@ use crate::inventory::{DeviceView, Holder, Inventory};
 use crate::one_switch::Peer;
 use crate::step_failure::{NotDone, is_unsupported};
 
-/// The way to an LD: to the device itself, for an SLD.
+/// Returns the way to an LD: to the device itself, for an SLD.
 pub(crate) fn path_of(device: &DeviceView, ld_id: LdId) -> Vec<Hop> {
     let port = Hop::Port(device.ports[0]);
     match u8::try_from(ld_id.0) {
@@ -66,7 +66,7 @@ impl Peer {
         Ok(Arc::clone(&self.inventory))
     }
 
-    /// A device that is at its port.
+    /// Returns a device, which must be at its port.
     pub(crate) fn present(&self, device: &DeviceId) -> Result<DeviceView, NotDone> {
         match self.inventory.devices.get(device) {
             Some(found) if found.is_present => Ok(found.clone()),
@@ -180,13 +180,13 @@ impl Peer {
     }
 }
 
-/// A vPPB that exists.
+/// Returns a vPPB, which must exist.
 pub(crate) fn vppb_at(state: &Inventory, vppb: &VppbAddress) -> Result<Vppb, NotDone> {
     let found = state.vppb(vppb.vcs_id.0, vppb.vppb_id.0);
     found.ok_or_else(|| NotDone::Refused(format!("there is no vPPB {vppb}; list the vPPBs of its switch")))
 }
 
-/// What a vPPB is bound to, in words.
+/// Returns what a vPPB is bound to, in words.
 fn described(state: &Inventory, vppb: &Vppb) -> String {
     match (vppb.status, state.bound_to(vppb)) {
         (BindingStatus::Unbound, _) => "not bound".into(),

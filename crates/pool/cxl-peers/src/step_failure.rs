@@ -35,13 +35,13 @@ impl fmt::Display for NotDone {
 
 impl std::error::Error for NotDone {}
 
-/// Whether a failure says that the command is to be sent again later, unchanged.
+/// Returns whether a failure says that the command is to be sent again later, unchanged.
 pub(crate) fn is_busy(failure: &Failure) -> bool {
     let codes = [ReturnCode::BUSY, ReturnCode::RETRY_REQUIRED];
     failure.effect == Effect::NotCarriedOut && failure.return_code().is_some_and(|code| codes.contains(&code))
 }
 
-/// Whether a peer does not know the command.
+/// Returns whether a peer does not know the command.
 pub(crate) fn is_unsupported(failure: &Failure) -> bool {
     let codes = [ReturnCode::UNSUPPORTED, ReturnCode::UNSUPPORTED_MAILBOX];
     failure.return_code().is_some_and(|code| codes.contains(&code))

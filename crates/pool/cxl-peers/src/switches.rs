@@ -36,7 +36,7 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// Whether a host reaches the bytes of a member.
+    /// Returns whether a host reaches the bytes of a member.
     pub fn has(&self, host: &HostId, source: &Source, (volume, member): (VolumeId, MemberId)) -> bool {
         match source {
             Source::DynamicCapacity { device } => {
@@ -60,20 +60,21 @@ pub struct Switches {
 }
 
 impl Switches {
-    /// The switches of a configuration, none of which has been asked yet.
+    /// Creates the switches of a configuration, none of which has been asked yet.
     pub fn new(configs: &[SwitchConfig]) -> Switches {
         let clock = SystemClock::shared();
         let peers = configs.iter().map(|config| Peer::at_address(config.clone(), Arc::clone(&clock))).collect();
         Switches::of(peers, clock)
     }
 
-    /// These switches, on this clock.
+    /// Combines these switches, on this clock.
     pub fn of(peers: Vec<Peer>, clock: Arc<dyn Clock>) -> Switches {
         let (reached, notices, left_out) = Default::default();
         Switches { peers, clock, reached, notices, left_out }
     }
 
-    /// A topology with all switches and their devices. A switch that contradicts the rest is left out, with a notice.
+    /// Returns a topology with all switches and their devices. A switch that contradicts the rest is left out, with a
+    /// notice.
     pub fn topology(&mut self, base: &Topology) -> Topology {
         let mut whole = base.clone();
         for peer in &self.peers {
@@ -125,7 +126,7 @@ impl Switches {
         all
     }
 
-    /// What hosts reach, by the last report of each device: a switch that is silent goes on working.
+    /// Returns what hosts reach, by the last report of each device: a switch that is silent goes on working.
     pub fn reached(&self) -> Reached {
         let mut all = Reached::default();
         for reached in self.reached.values().cloned() {
@@ -135,7 +136,7 @@ impl Switches {
         all
     }
 
-    /// Whether a device is at one of these switches.
+    /// Returns whether a device is at one of these switches.
     pub fn has(&self, device: &DeviceId) -> bool {
         self.peers.iter().any(|peer| peer.inventory().devices.contains_key(device))
     }
@@ -181,18 +182,18 @@ impl Switches {
         }
     }
 
-    /// What happened since the last call.
+    /// Returns what happened since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    /// The newest inventory of each switch.
+    /// Returns the newest inventory of each switch.
     pub fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {
         self.peers.iter().map(|peer| (peer.config().name.clone(), Arc::clone(peer.inventory()))).collect()
     }
 }
 
-/// What hosts reach of one device.
+/// Returns what hosts reach of one device.
 fn reached(peers: &[Peer], device: &DeviceId, report: &DeviceReport) -> Reached {
     let host_of = |vppb: &VppbAddress| {
         let peer = peers.iter().find(|peer| peer.config().name == vppb.switch)?;

@@ -16,12 +16,12 @@ use aquifer_fabric::{MemberId, VolumeId};
 /// A tag.
 pub type Tag = [u8; 16];
 
-/// The tag of a member.
+/// Returns the tag of a member.
 pub fn tag_of(volume: VolumeId, member: MemberId) -> Tag {
     (u128::from(volume.0) << 64 | u128::from(member.0)).to_be_bytes()
 }
 
-/// The member that a tag names.
+/// Returns the member that a tag names.
 pub fn member_of(tag: Tag) -> (VolumeId, MemberId) {
     let [volume, member] =
         [&tag[..8], &tag[8..]].map(|half| half.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));

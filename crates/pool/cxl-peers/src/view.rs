@@ -50,7 +50,7 @@ fn speed(code: u8) -> f64 {
 }
 
 impl Inventory {
-    /// A port in words.
+    /// Returns a port in words.
     pub fn port_view(&self, port_id: u8) -> Option<PortView> {
         const PERST: u16 = 1 << 1;
         let port = self.ports.get(&port_id)?;
@@ -102,7 +102,7 @@ impl Inventory {
         })
     }
 
-    /// A vPPB in words.
+    /// Returns a vPPB in words.
     pub fn vppb_view(&self, address: &VppbAddress) -> Option<VppbView> {
         let vppb = self.vppb(address.vcs_id.0, address.vppb_id.0)?;
         let is_bound = matches!(vppb.status, BindingStatus::Ld | BindingStatus::Port);

@@ -18,12 +18,12 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// What an LD holds.
+    /// Returns what an LD holds.
     pub(crate) fn of(&self, device: &DeviceId, ld_id: LdId) -> Content {
         self.lds.get(&(device.clone(), ld_id)).copied().unwrap_or(Content::Used)
     }
 
-    /// An LD was wiped, or its device has begun to wipe it.
+    /// Notes that an LD was wiped, or that its device has begun to wipe it.
     pub(crate) fn set(&mut self, device: &DeviceId, ld_id: LdId, content: Content) {
         match content {
             Content::Used => drop(self.lds.remove(&(device.clone(), ld_id))),
@@ -31,12 +31,12 @@ impl Contents {
         }
     }
 
-    /// The LDs that are being wiped.
+    /// Returns the LDs that are being wiped.
     pub(crate) fn wiping(&self) -> Vec<(DeviceId, LdId)> {
         self.lds.iter().filter(|(_, content)| **content == Content::Wiping).map(|(ld, _)| ld.clone()).collect()
     }
 
-    /// A device was pulled out, or is another one: nothing is known of its LDs.
+    /// Forgets the LDs of a device that was pulled out, or is another one.
     pub(crate) fn forget(&mut self, device: &DeviceId) {
         self.lds.retain(|(of, _), _| of != device);
     }

@@ -53,7 +53,7 @@ impl Transport for Slow {
     }
 }
 
-/// A fabric manager's switch, and how long reading it took.
+/// Returns a fabric manager's switch, and how long reading it took.
 fn read(answer: Duration) -> (Peer, Duration) {
     let clock = Arc::<VirtualClock>::default();
     let switch = Arc::new(Mutex::new(Switch::new(SwitchConfig::memory_box()).unwrap()));

@@ -42,7 +42,7 @@ struct Running {
 }
 
 impl Running {
-    /// The progress, below 100 while it runs.
+    /// Returns the progress, below 100 while it runs.
     fn percent(&self, now_ns: u64) -> u64 {
         let whole = self.due_ns.saturating_sub(self.started_ns).max(1);
         (now_ns.saturating_sub(self.started_ns).saturating_mul(100) / whole).min(99)
@@ -60,12 +60,12 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// True while an operation runs.
+    /// Returns true while an operation runs.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// The operation that runs.
+    /// Returns the operation that runs.
     pub fn job(&self) -> Option<Job> {
         self.running.map(|running| running.job)
     }
@@ -82,12 +82,13 @@ impl Background {
         });
     }
 
-    /// When the running operation ends by itself.
+    /// Returns when the running operation ends by itself.
     pub fn deadline_ns(&self) -> Option<u64> {
         self.running.filter(|running| !running.is_stalled).map(|running| running.due_ns)
     }
 
-    /// The operation that is due by now, and the return code planned for it. The caller then calls [`Background::end`].
+    /// Returns the operation that is due by now, and the return code planned for it. The caller then calls
+    /// [`Background::end`].
     pub fn due(&self, now_ns: u64) -> Option<(Job, ReturnCode)> {
         let running = self.running.filter(|running| !running.is_stalled && running.due_ns <= now_ns)?;
         Some((running.job, running.return_code))
@@ -105,14 +106,14 @@ impl Background {
         };
     }
 
-    /// The running operation, if it can still be aborted.
+    /// Returns the running operation if it can still be aborted.
     pub fn abortable(&self, now_ns: u64) -> Option<Job> {
         self.running
             .filter(|running| running.is_stalled || running.percent(now_ns) <= ABORT_PERCENT_MAX)
             .map(|it| it.job)
     }
 
-    /// For Background Operation Status (0002h).
+    /// Returns the answer to Background Operation Status (0002h).
     pub fn status(&self, now_ns: u64) -> BackgroundStatus {
         let Some(running) = &self.running else { return self.last };
         BackgroundStatus {

@@ -79,12 +79,12 @@ impl Region {
         self.range.start <= range.start && range.end <= self.range.end
     }
 
-    /// Whether a length is one or more whole blocks.
+    /// Returns whether a length is one or more whole blocks.
     fn is_aligned(&self, length: u64) -> bool {
         length > 0 && length.is_multiple_of(self.block_bytes)
     }
 
-    /// Whether a range is one or more whole blocks of this region.
+    /// Returns whether a range is one or more whole blocks of this region.
     fn is_blocks(&self, range: &Range<u64>) -> bool {
         let is_in_order = self.has(range) && range.start < range.end;
         is_in_order
@@ -119,7 +119,7 @@ pub(crate) struct Capacity {
 }
 
 impl Capacity {
-    /// The capacity of a device with this many hosts. Its addresses begin after the static memory.
+    /// Creates the capacity of a device with this many hosts. Its addresses begin after the static memory.
     pub fn new(config: &CapacityConfig, device: usize, hosts: u16, static_bytes: u64) -> Self {
         let mut start = static_bytes.next_multiple_of(CAPACITY_UNIT_BYTES);
         let base = start;
@@ -149,12 +149,12 @@ impl Capacity {
         }
     }
 
-    /// How many hosts there can be.
+    /// Returns how many hosts there can be.
     pub fn hosts(&self) -> u16 {
         self.hosts
     }
 
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub fn answer(&mut self, context: &mut Context, component: &mut Component, request: &Request) -> Option<Answer> {
         Some(match request {
             Request::GetDcd(_) => Ok(Response::GetDcd(self.capabilities())),
@@ -201,7 +201,7 @@ impl Capacity {
         self.regions.iter().find(|region| region.has(range))
     }
 
-    /// Whether a range is whole blocks of one region.
+    /// Returns whether a range is whole blocks of one region.
     fn is_blocks(&self, range: &Range<u64>) -> bool {
         self.region_of(range).is_some_and(|region| region.is_blocks(range))
     }
@@ -324,14 +324,14 @@ impl Capacity {
         }
     }
 
-    /// The memory at these addresses of the device, and the offset in it. The host must have all of them.
+    /// Returns the memory at these addresses of the device, and the offset in it. The host must have all of them.
     pub fn memory_of(&mut self, host_id: u16, range: &Range<u64>) -> Result<(&mut Memory, u64), HostFailure> {
         let has = !range.is_empty() && self.extents.covers(range, |held| held.accepted.has(host_id));
         let base = self.regions[0].range.start;
         if has { Ok((&mut self.memory, range.start - base)) } else { Err(HostFailure::NotHeld) }
     }
 
-    /// The first of the device's addresses that are dynamic capacity.
+    /// Returns the first of the device's addresses that are dynamic capacity.
     pub fn first_address(&self) -> u64 {
         self.regions[0].range.start
     }

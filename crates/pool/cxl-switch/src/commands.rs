@@ -91,13 +91,13 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// The commands of the switch.
+    /// Returns the commands of the switch.
     pub fn of_switch() -> Self {
         let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, ABORT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
         Self::concat(&[&sets[..], &[SWITCH, TUNNEL, LD_REQUESTS]].concat())
     }
 
-    /// The commands of a device.
+    /// Returns the commands of a device.
     pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
         let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
         // In an MLD, the FM-owned LD has no memory; the other logical devices have.
@@ -106,12 +106,12 @@ impl Commands {
         Self::concat(&sets)
     }
 
-    /// The commands of a logical device.
+    /// Returns the commands of a logical device.
     pub fn of_ld() -> Self {
         Self::concat(&[IDENTIFY, LOGS, MEMORY])
     }
 
-    /// The commands of the LD pool of a multi-headed device.
+    /// Returns the commands of the LD pool of a multi-headed device.
     pub fn of_pool(is_mld: bool) -> Self {
         Self::concat(&[IDENTIFY, LOGS, if is_mld { MLD } else { &[] }, HEADS])
     }
@@ -120,12 +120,12 @@ impl Commands {
         Self { lines: sets.concat() }
     }
 
-    /// Whether a command is answered.
+    /// Returns whether a command is answered.
     pub fn has(&self, opcode: Opcode) -> bool {
         self.lines.iter().any(|(known, _)| *known == opcode)
     }
 
-    /// The log's bytes: four for each command.
+    /// Returns the log's bytes: four for each command.
     pub fn log(&self) -> Vec<u8> {
         let line = |(opcode, effect): &(Opcode, u16)| [opcode.0.to_le_bytes(), effect.to_le_bytes()].concat();
         self.lines.iter().flat_map(line).collect()

@@ -43,7 +43,7 @@ pub(crate) struct Component {
 }
 
 impl Component {
-    /// A component without records, and whose time is not set.
+    /// Creates a component without records, and whose time is not set.
     pub fn new(identity: Identity, commands: Commands, events_per_log: u16, device: Option<usize>) -> Self {
         let identity = Identity { message_limit_log2: MESSAGE_LIMIT_LOG2, ..identity };
         Self {
@@ -64,7 +64,7 @@ impl Component {
         self.clock = Some((unix_ns, now_ns));
     }
 
-    /// The time; 0 where it was never set.
+    /// Returns the time; 0 where it was never set.
     pub fn unix_ns(&self, now_ns: u64) -> u64 {
         self.clock.map_or(0, |(unix_ns, set_ns)| unix_ns.saturating_add(now_ns.saturating_sub(set_ns)))
     }
@@ -92,12 +92,12 @@ impl Component {
         setting.or(self.interrupts.dynamic_capacity).unwrap_or_default()
     }
 
-    /// A background operation has ended.
+    /// Notes that a background operation has ended.
     pub fn background_ended(&mut self) {
         self.notices |= self.notifications.0 & BACKGROUND_ENDED;
     }
 
-    /// The notification to send, and its recipient.
+    /// Returns the notification to send, and its recipient.
     pub fn take_notice(&mut self) -> Option<(Connection, u16)> {
         let notices = std::mem::take(&mut self.notices);
         self.notifications.1.filter(|_| notices != 0).map(|connection| (connection, notices))

@@ -154,7 +154,7 @@ pub struct RegionConfig {
 }
 
 impl SwitchConfig {
-    /// Two hosts, an SLD, an MLD of four logical devices, and an SLD with dynamic capacity: to start from.
+    /// Returns an example to start from: two hosts, an SLD, an MLD of four LDs, and an SLD with dynamic capacity.
     pub fn example() -> Self {
         let port = |role| PortConfig { role, link_width: 16, link_speed: 5, lds: 16 };
         let virtual_switch = |upstream_port| VirtualSwitchConfig { upstream_port, vppbs: 8, enabled: true };
@@ -221,7 +221,7 @@ impl SwitchConfig {
     }
 }
 
-/// A vendor number that the PCI SIG has assigned to nobody.
+/// Returns a vendor number that the PCI SIG has assigned to nobody.
 fn nobody() -> u16 {
     0xfffe
 }
@@ -238,12 +238,12 @@ fn sixteen() -> u8 {
     16
 }
 
-/// 32 GT/s, the speed of CXL 2.0.
+/// Returns 32 GT/s, the speed of CXL 2.0.
 fn gen5() -> u8 {
     5
 }
 
-/// Long enough for a poller to see it at work.
+/// Returns a time that is long enough for a poller to see a bind at work.
 fn bind_ms() -> u64 {
     20
 }
@@ -264,7 +264,7 @@ fn tags() -> u32 {
     64
 }
 
-/// 2 MiB, a huge page of the hosts.
+/// Returns 2 MiB, a huge page of the hosts.
 fn block() -> u64 {
     2 << 20
 }

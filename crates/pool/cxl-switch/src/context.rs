@@ -35,7 +35,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// A context without a request: time passes, a host acts, or a failure is injected.
+    /// Returns a context without a request: time passes, a host acts, or a failure is injected.
     pub fn of_nobody(now_ns: u64) -> Self {
         let connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
         Self { now_ns, connection, room: 0, outcome: Outcome::default() }
@@ -51,7 +51,7 @@ impl Context {
         self.outcome.events.push(event);
     }
 
-    /// How many entries of a list fit after its fixed fields.
+    /// Returns how many entries of a list fit after its fixed fields.
     pub fn entries(&self, fixed: usize, entry: usize) -> usize {
         self.room.saturating_sub(fixed) / entry
     }

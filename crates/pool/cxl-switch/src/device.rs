@@ -60,7 +60,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device at this index of a checked configuration.
+    /// Creates the device at this index of a checked configuration.
     pub fn new(switch: &SwitchConfig, index: usize) -> Self {
         let config = switch.devices[index].clone();
         let is_mld = config.kind == DeviceKind::Mld;
@@ -99,22 +99,22 @@ impl Device {
         }
     }
 
-    /// True for multiple logical devices.
+    /// Returns true for multiple logical devices.
     pub fn is_mld(&self) -> bool {
         self.config.kind == DeviceKind::Mld
     }
 
-    /// The head that is at a port.
+    /// Returns the head that is at a port.
     pub fn head_at(&self, port_id: u8) -> Option<u8> {
         self.config.ports.iter().position(|port| *port == port_id).map(|head| head as u8)
     }
 
-    /// The FM API's number for the host that is bound to a logical device, or to the whole of a port.
+    /// Returns the FM API's number for the host that is bound to a logical device, or to the whole of a port.
     pub fn host_id(&self, port_id: u8, ld_id: Option<u8>) -> u16 {
         ld_id.or(self.head_at(port_id)).unwrap_or_default().into()
     }
 
-    /// A logical device.
+    /// Returns a logical device.
     pub fn ld(&mut self, ld_id: u16) -> Option<&mut Ld> {
         self.lds.get_mut(usize::from(ld_id))
     }
@@ -128,7 +128,7 @@ impl Device {
         answer.or_else(|| capacity.answer(context, &mut self.component, request))
     }
 
-    /// The answer of the memory behind a logical device, or of an SLD; None for another command.
+    /// Returns the answer of the memory behind a logical device, or of an SLD; None for another command.
     pub fn answer_of_memory(&mut self, context: &mut Context, ld_id: u8, request: &Request) -> Option<Answer> {
         let index = self.index;
         let ld = self.ld(ld_id.into())?;

@@ -48,7 +48,7 @@ pub(crate) struct EventLogs {
 }
 
 impl EventLogs {
-    /// Empty logs that each hold up to `records_max` records.
+    /// Creates empty logs that each hold up to `records_max` records.
     pub fn new(records_max: u16) -> Self {
         Self { logs: Default::default(), records_max: records_max.into(), last_handle: 0 }
     }
@@ -75,7 +75,7 @@ impl EventLogs {
         self.logs.get_mut(usize::from(log.bits())).ok_or(ReturnCode::INVALID_INPUT)
     }
 
-    /// The oldest records, as many as fit.
+    /// Returns the oldest records, as many as fit.
     pub fn read(&mut self, log: EventLog, room: usize) -> Result<EventRecords, ReturnCode> {
         let log = self.log(log)?;
         let fit = room.saturating_sub(ANSWER_BYTES) / RECORD_BYTES;

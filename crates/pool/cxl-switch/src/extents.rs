@@ -17,12 +17,12 @@ pub(crate) const NO_TAG: Tag = [0; 16];
 pub(crate) struct Hosts(pub u32);
 
 impl Hosts {
-    /// A set of one host.
+    /// Returns the set of one host.
     pub fn one(host_id: u16) -> Self {
         Self(1 << host_id)
     }
 
-    /// Whether a host is in the set.
+    /// Returns whether a host is in the set.
     pub fn has(self, host_id: u16) -> bool {
         self.0 >> host_id & 1 == 1
     }
@@ -37,12 +37,12 @@ impl Hosts {
         self.0 &= !(1 << host_id);
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// As the FM API encodes them.
+    /// Returns the set as the FM API encodes it.
     pub fn bitmap(self) -> [u8; 32] {
         let mut bitmap = [0; 32];
         bitmap[..4].copy_from_slice(&self.0.to_le_bytes());
@@ -72,17 +72,17 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// The addresses of the extent.
+    /// Returns the addresses of the extent.
     pub fn range(&self) -> Range<u64> {
         self.start..self.start + self.length
     }
 
-    /// As the FM API encodes it.
+    /// Returns the extent as the FM API encodes it.
     pub fn reported(&self) -> Extent {
         Extent { start: self.start, length: self.length, tag: self.tag, shared_sequence: self.sequence }
     }
 
-    /// Whether nobody has it, and nobody is offered it.
+    /// Returns whether nobody has it, and nobody is offered it.
     pub fn is_nobodys(&self) -> bool {
         self.accepted.is_empty() && self.pending.is_empty()
     }
@@ -95,17 +95,17 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// All extents, in address order.
+    /// Returns all extents, in address order.
     pub fn iter(&self) -> impl Iterator<Item = &Held> + Clone {
         self.held.iter()
     }
 
-    /// All extents, in address order.
+    /// Returns all extents, in address order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held> {
         self.held.iter_mut()
     }
 
-    /// The number of extents.
+    /// Returns the number of extents.
     pub fn len(&self) -> usize {
         self.held.len()
     }
@@ -124,7 +124,7 @@ impl Extents {
         taken
     }
 
-    /// The extents with a block in the range.
+    /// Returns the extents with a block in the range.
     pub fn touching<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Held> {
         self.held.iter().filter(|held| held.start < range.end && range.start < held.range().end)
     }
@@ -135,7 +135,7 @@ impl Extents {
         self.held.iter_mut().filter(move |held| range.start <= held.start && held.range().end <= range.end)
     }
 
-    /// The free ranges of a region, in address order.
+    /// Returns the free ranges of a region, in address order.
     pub fn free(&self, region: &Range<u64>) -> Vec<Range<u64>> {
         let mut free = Vec::new();
         let mut at = region.start;
@@ -151,7 +151,7 @@ impl Extents {
         free
     }
 
-    /// Whether every block of the range is in an extent for which `holds` is true.
+    /// Returns whether every block of the range is in an extent for which `holds` is true.
     pub fn covers(&self, range: &Range<u64>, holds: impl Fn(&Held) -> bool) -> bool {
         let mut at = range.start;
         for held in self.touching(range).filter(|held| holds(held)) {
@@ -163,7 +163,7 @@ impl Extents {
         at >= range.end
     }
 
-    /// How many more extents [`Extents::split`] would make.
+    /// Returns how many more extents [`Extents::split`] would make.
     pub fn splits(&self, ranges: &[Range<u64>]) -> usize {
         let is_inside =
             |address: &u64| self.held.iter().any(|held| held.start < *address && *address < held.range().end);

@@ -20,7 +20,7 @@ const INTERRUPT_MODE_MAX: u8 = 2;
 const NOTIFIED: u16 = 0x801f;
 
 impl Component {
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub(crate) fn answer(&mut self, context: &Context, request: &Request) -> Option<Answer> {
         Some(match request {
             Request::Identify(_) => Ok(Response::Identify(self.identity)),

@@ -14,7 +14,7 @@ const HEADS_BYTES: usize = 4;
 const HEAD_BYTES: usize = 9;
 
 impl Switch {
-    /// The answer of the LD pool of a device; None for a command of another set.
+    /// Returns the answer of the LD pool of a device; None for a command of another set.
     pub(crate) fn answer_of_heads(&self, context: &Context, device: usize, request: &Request) -> Option<Answer> {
         match request {
             Request::GetHeadMap(get) => Some(self.head_map(context, device, get).map(Response::GetHeadMap)),

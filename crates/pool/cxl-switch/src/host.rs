@@ -115,12 +115,13 @@ impl Switch {
         HostAnswer { result, outcome: self.end(context) }
     }
 
-    /// The addresses of the oldest offer that a host of dynamic capacity has not answered.
+    /// Returns the addresses of the oldest offer that a host of dynamic capacity has not answered.
     pub fn oldest_offer(&self, device: usize, host_id: u16) -> Option<Vec<Range<u64>>> {
         self.devices.get(device)?.capacity.as_ref()?.oldest_offer(host_id)
     }
 
-    /// The vPPB by which a host of dynamic capacity reaches a device: its virtual CXL switch, and its number there.
+    /// Returns the vPPB by which a host of dynamic capacity reaches a device: its virtual CXL switch, and its number
+    /// there.
     pub fn vppb_of_host(&self, device: usize, host_id: u16) -> Option<(u8, u8)> {
         let device = self.devices.get(device)?;
         let vcss =

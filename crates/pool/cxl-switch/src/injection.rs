@@ -43,7 +43,7 @@ pub enum AnswerFailure {
 }
 
 impl AnswerFailure {
-    /// The return code that is sent instead of carrying the command out, if any.
+    /// Returns the return code that is sent instead of carrying the command out, if any.
     pub(crate) fn return_code(&self) -> Option<ReturnCode> {
         match self {
             Self::Code(code) => Some(*code),
@@ -72,7 +72,7 @@ pub enum Injection {
     Answer {
         /// How.
         failure: AnswerFailure,
-        /// Only answers to this command fail; None: to any.
+        /// Only answers to this command fail; None for answers to any command.
         opcode: Option<Opcode>,
         /// How many.
         times: u32,

@@ -18,7 +18,7 @@ const ANSWER_BYTES: usize = 4;
 const ALLOCATION_BYTES: usize = 16;
 
 impl Device {
-    /// Answers a command of this set. `None` for a command of another set.
+    /// Answers a command of this set. Returns `None` for a command of another set.
     pub(crate) fn answer_for_lds(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
         Some(match request {
             Request::GetLdCapabilities(_) => Ok(Response::GetLdCapabilities(LdCapabilities {

@@ -28,7 +28,7 @@ pub(crate) struct Memory {
     pages: BTreeMap<u64, Box<[u8; PAGE_BYTES as usize]>>,
 }
 
-/// The pages that a range touches, each with the part of it in the range.
+/// Returns the pages that a range touches, each with the part of it in the range.
 fn parts(address: u64, length: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = address + length;
     (address / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
@@ -39,7 +39,7 @@ fn parts(address: u64, length: u64) -> impl Iterator<Item = (u64, Range<usize>)>
 }
 
 impl Memory {
-    /// Memory of this many bytes, all zeros.
+    /// Creates memory of this many bytes, all zeros.
     pub fn new(bytes: u64) -> Self {
         Self { bytes, pages: BTreeMap::new() }
     }

@@ -42,7 +42,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// As it is after a reset.
+    /// Creates a port as it is after a reset.
     pub fn new(switch: &SwitchConfig, config: &PortConfig) -> Self {
         let registers = Registers::new(switch.vendor_id, switch.device_id, CLASS_BRIDGE);
         Self { config: config.clone(), is_in_reset: false, down_until_ns: None, registers }
@@ -50,7 +50,7 @@ impl Port {
 }
 
 impl Switch {
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub(crate) fn answer_of_ports(&mut self, context: &mut Context, request: &Request) -> Option<Answer> {
         Some(match request {
             Request::IdentifySwitch(_) => Ok(Response::IdentifySwitch(self.identity(context))),
@@ -94,7 +94,7 @@ impl Switch {
         Ok(PortStates { ports: get.port_ids.iter().map(|port_id| self.port_status(*port_id)).collect() })
     }
 
-    /// The state of a port, or that it does not exist.
+    /// Returns the state of a port, or that it does not exist.
     pub(crate) fn port_status(&self, port_id: u8) -> PortStatus {
         let Some(port) = self.ports.get(usize::from(port_id)) else {
             return PortStatus { port_id, state: PortState::Invalid, ..PortStatus::default() };
@@ -154,12 +154,12 @@ impl Switch {
         }
     }
 
-    /// The device that is at a port right now.
+    /// Returns the device that is at a port right now.
     pub(crate) fn device_at(&self, port_id: u8) -> Option<usize> {
         self.devices.iter().position(|device| device.is_present && device.head_at(port_id).is_some())
     }
 
-    /// Whether the device or host at a port can be reached.
+    /// Returns whether the device or host at a port can be reached.
     pub(crate) fn link_is_up(&self, port_id: u8) -> bool {
         let Some(port) = self.ports.get(usize::from(port_id)) else { return false };
         let is_connected = match port.config.role {
@@ -170,7 +170,7 @@ impl Switch {
         is_connected && !port.is_in_reset && port.down_until_ns.is_none()
     }
 
-    /// The memory device behind a port, for messages and accesses.
+    /// Returns the memory device behind a port, for messages and accesses.
     pub(crate) fn reach(&self, port_id: u8) -> Result<usize, ReturnCode> {
         let device = self.device_at(port_id).ok_or(ReturnCode::INVALID_INPUT)?;
         if self.devices[device].config.kind == DeviceKind::Pcie {
@@ -179,7 +179,7 @@ impl Switch {
         if self.link_is_up(port_id) { Ok(device) } else { Err(ReturnCode::RETRY_REQUIRED) }
     }
 
-    /// A port that is the manager's to control.
+    /// Returns a port that is the manager's to control.
     fn controlled(&mut self, port_id: u8) -> Result<&mut Port, ReturnCode> {
         let is_taken = self.port_is_taken(port_id);
         let port = self.ports.get_mut(usize::from(port_id)).ok_or(ReturnCode::INVALID_INPUT)?;

@@ -26,7 +26,7 @@ pub(crate) struct Qos {
 }
 
 impl Qos {
-    /// The specification's defaults.
+    /// Returns the specification's defaults.
     pub fn new(lds: usize) -> Self {
         let control = QosControl {
             telemetry: 0,
@@ -39,7 +39,7 @@ impl Qos {
         Self { control, allocated: vec![0; lds], limits: vec![0; lds], back_pressure_percent: 0 }
     }
 
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub fn answer(&mut self, context: &Context, request: &Request) -> Option<Answer> {
         let lds = self.limits.len();
         let listed = |first: u8, count: usize| range(lds, first, count).filter(|range| range.len() + 2 <= context.room);
@@ -100,7 +100,7 @@ impl Qos {
     }
 }
 
-/// The range of these logical devices; None if it is empty, or one of them does not exist.
+/// Returns the range of these logical devices; None if it is empty, or one of them does not exist.
 fn range(lds: usize, first: u8, count: usize) -> Option<Range<usize>> {
     let range = usize::from(first)..usize::from(first) + count;
     (!range.is_empty() && range.end <= lds).then_some(range)

@@ -22,7 +22,7 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// The registers of a function with this identity.
+    /// Creates the registers of a function with this identity.
     pub fn new(vendor_id: u16, device_id: u16, class: u32) -> Self {
         let identity = u32::from(vendor_id) | u32::from(device_id) << 16;
         Self { values: BTreeMap::from([(IDENTITY, identity), (CLASS, class << 8)]) }

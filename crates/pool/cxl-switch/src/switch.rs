@@ -54,7 +54,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// A switch with nothing bound.
+    /// Creates a switch with nothing bound.
     pub fn new(config: SwitchConfig) -> Result<Self, ConfigFailure> {
         config.check()?;
         let identity = Identity {
@@ -77,7 +77,7 @@ impl Switch {
         })
     }
 
-    /// The configuration that it was made from.
+    /// Returns the configuration that it was made from.
     pub fn config(&self) -> &SwitchConfig {
         &self.config
     }
@@ -113,7 +113,7 @@ impl Switch {
         self.end(context)
     }
 
-    /// When something ends by itself next, so that [`Switch::advance`] has something to do.
+    /// Returns when something ends by itself next, so that [`Switch::advance`] has something to do.
     pub fn deadline_ns(&self) -> Option<u64> {
         let links = self.ports.iter().filter_map(|port| port.down_until_ns);
         self.background.deadline_ns().into_iter().chain(links).min()

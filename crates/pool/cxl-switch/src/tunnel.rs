@@ -24,7 +24,7 @@ const DATA_BYTES: usize = 4;
 const FM_OWNED_LD: u16 = 0xffff;
 
 impl Switch {
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub(crate) fn answer_of_tunnels(&mut self, context: &mut Context, at: Cci, request: &Request) -> Option<Answer> {
         Some(match request {
             Request::Tunnel(tunnel) => self.pass_on(context, at, tunnel),
@@ -59,7 +59,7 @@ impl Switch {
         }
     }
 
-    /// The MLD behind a port, if the manager may access this logical device: a bound one belongs to its host.
+    /// Returns the MLD behind a port, if the manager may access this logical device: a bound one belongs to its host.
     fn unbound_ld(&self, port_id: u8, ld_id: u16) -> Result<usize, ReturnCode> {
         let device = self.reach(port_id)?;
         let mld = &self.devices[device];
@@ -78,7 +78,7 @@ impl Switch {
         Ok(Response::LdConfigurationRequest(ReturnData { data: registers.access(&request.access, request.data) }))
     }
 
-    /// Addresses are those of the logical device's memory, from 0 on. The FM-owned LD has none.
+    /// Accesses memory of a logical device, at its own addresses, from 0 on. The FM-owned LD has no memory.
     fn access_ld(&mut self, context: &Context, request: &LdMemoryRequest) -> Answer {
         let device = self.unbound_ld(request.port_id, request.ld_id)?;
         let ld = self.devices[device].ld(request.ld_id).ok_or(ReturnCode::INVALID_INPUT)?;

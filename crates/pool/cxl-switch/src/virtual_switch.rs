@@ -45,7 +45,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Whether the two cannot be bound at the same time.
+    /// Returns whether the two cannot be bound at the same time.
     fn overlaps(&self, other: &Self) -> bool {
         self.port_id == other.port_id && (self.ld_id.is_none() || other.ld_id.is_none() || self.ld_id == other.ld_id)
     }
@@ -65,7 +65,7 @@ pub(crate) enum VppbState {
 }
 
 impl VppbState {
-    /// What is reserved.
+    /// Returns what is reserved.
     pub fn target(&self) -> Option<Target> {
         match self {
             Self::Binding(target) | Self::Bound(target) | Self::Unbinding(target) => Some(*target),
@@ -73,7 +73,7 @@ impl VppbState {
         }
     }
 
-    /// What its host reaches.
+    /// Returns what its host reaches.
     pub fn bound(&self) -> Option<Target> {
         match self {
             Self::Bound(target) | Self::Unbinding(target) => Some(*target),
@@ -97,7 +97,7 @@ impl VppbState {
 }
 
 impl Switch {
-    /// The answer; None for a command of another set.
+    /// Returns the answer; None for a command of another set.
     pub(crate) fn answer_of_virtual_switches(&mut self, context: &mut Context, request: &Request) -> Option<Answer> {
         Some(match request {
             Request::GetVirtualSwitches(get) => self.virtual_switches(context, get).map(Response::GetVirtualSwitches),
@@ -293,17 +293,17 @@ impl Switch {
         self.vppbs.get_mut(usize::from(vcs_id))?.get_mut(usize::from(vppb_id))
     }
 
-    /// What a vPPB's host reaches.
+    /// Returns what a vPPB's host reaches.
     pub(crate) fn bound_to(&self, vcs_id: u8, vppb_id: u8) -> Option<Target> {
         self.vppbs.get(usize::from(vcs_id))?.get(usize::from(vppb_id))?.bound()
     }
 
-    /// Whether a port is bound as a whole, or is about to be.
+    /// Returns whether a port is bound as a whole, or is about to be.
     pub(crate) fn port_is_taken(&self, port_id: u8) -> bool {
         self.targets().any(|target| target == Target { port_id, ld_id: None })
     }
 
-    /// A bit for each logical device of a device: set if it is bound, or is about to be.
+    /// Returns a bit for each logical device of a device: set if it is bound, or is about to be.
     pub(crate) fn bound_lds(&self, device: usize) -> u16 {
         let ports = &self.devices[device].config.ports;
         let of_device = self.targets().filter(|target| ports.contains(&target.port_id));

@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const SHARED: u64 = 1024 * MIB;
 const NO_LD: u16 = BindVppb::NO_LD;
 
-/// A device with two heads, at ports 2 and 3, each bound to a host. Host 0 is at virtual switch 0, host 1 at 1.
+/// Returns a device with two heads, at ports 2 and 3, each bound to a host. Host 0 is at virtual switch 0, host 1 at 1.
 fn client() -> Client {
     let mut config = SwitchConfig::example();
     config.devices[2].ports = vec![2, 3];
@@ -43,7 +43,7 @@ fn extent(start_mib: u64, mib: u64) -> Extent {
     Extent { start: start_mib * MIB, length: mib * MIB, ..Extent::default() }
 }
 
-/// Addresses in one piece, in MiB.
+/// Returns addresses in one piece, in MiB.
 fn one(from_mib: u64, to_mib: u64) -> Vec<std::ops::Range<u64>> {
     std::iter::once(from_mib * MIB..to_mib * MIB).collect()
 }

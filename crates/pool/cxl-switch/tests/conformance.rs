@@ -285,7 +285,7 @@ fn ask(place: &str, path: &[client::Hop], lines: Vec<Line>) -> Vec<Opcode> {
     opcodes
 }
 
-/// Every opcode that is not among these is unsupported, whatever comes with it.
+/// Checks that every opcode that is not among these is unsupported, whatever comes with it.
 fn ask_others(place: &str, path: &[client::Hop], mut known: Vec<Opcode>) {
     known.sort_unstable();
     known.dedup();

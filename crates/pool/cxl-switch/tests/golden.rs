@@ -25,7 +25,7 @@ const DEPARTURES: &[(&str, ReturnCode)] = &[
     ("list shorter than count", ReturnCode::INVALID_PAYLOAD_LENGTH),
 ];
 
-/// QEMU's machine of the recording: five ports, of which number 4 is upstream, and devices at 0, 1 and 2.
+/// Returns QEMU's machine of the recording: five ports, of which number 4 is upstream, and devices at 0, 1 and 2.
 fn recorded() -> SwitchConfig {
     let example = SwitchConfig::example();
     let port = |role, link_speed| PortConfig { role, link_width: 16, link_speed, lds: 3 };
@@ -45,7 +45,7 @@ fn bytes(text: &Value) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("two digits")).collect()
 }
 
-/// `switch>2>0` is logical device 0 of the device at port 2. None for what is asked of a device's own mailbox.
+/// Parses a path: `switch>2>0` is logical device 0 of the device at port 2. Returns None for a device's own mailbox.
 fn path(via: &str) -> Option<Vec<Hop>> {
     let mut hops = via.split('>');
     if hops.next() != Some("switch") {
@@ -55,7 +55,7 @@ fn path(via: &str) -> Option<Vec<Hop>> {
     Some(hops.map(|(level, id)| if level == 0 { Hop::Port(id) } else { Hop::Ld(id) }).collect())
 }
 
-/// The name of the answer's variant: fields may differ, variants may not.
+/// Returns the name of the answer's variant: fields may differ, variants may not.
 fn kind(response: &Response) -> String {
     let text = format!("{response:?}");
     text.split('(').next().expect("a name").to_owned()

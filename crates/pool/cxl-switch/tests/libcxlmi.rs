@@ -21,14 +21,14 @@ fn bytes(text: &Value) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("two digits")).collect()
 }
 
-/// The example, with 16 logical devices, as it was recorded.
+/// Returns the example, with 16 logical devices, as it was recorded.
 fn recorded() -> SwitchConfig {
     let mut config = SwitchConfig::example();
     (config.devices[1].memory_mib, config.devices[1].lds_mib) = (16 * 256, vec![256; 16]);
     config
 }
 
-/// True for an answer whose payload is the time.
+/// Returns true for an answer whose payload is the time.
 fn is_time(message: &[u8]) -> bool {
     message.get(3..5) == Some(&Opcode::GET_TIMESTAMP.0.to_le_bytes())
 }

@@ -9,12 +9,12 @@ use proptest::prelude::*;
 
 mod client;
 
-/// Bytes, most of which are small, as valid numbers are.
+/// Generates bytes, most of which are small, as valid numbers are.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![6 => 0u8..4, 1 => any::<u8>()]
 }
 
-/// A message with a good header, to the switch or along a path.
+/// Generates a message with a good header, to the switch or along a path.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let opcode = prop_oneof![8 => (0..Opcode::ALL.len()).prop_map(|at| Opcode::ALL[at].0), 1 => any::<u16>()];
     let payload = prop_oneof![

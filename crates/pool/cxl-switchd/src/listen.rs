@@ -82,7 +82,7 @@ fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
     }
 }
 
-/// A manager has connected: it is served by its own thread, or turned away.
+/// Starts a thread for a manager that has connected, or turns it away.
 fn managed(server: &Arc<Server>, stream: impl Stream) {
     let served = Arc::clone(server);
     if let Err(failure) = served.admit(Box::new(stream)) {

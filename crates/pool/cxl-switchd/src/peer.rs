@@ -68,7 +68,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A manager that was admitted now, and what its writer writes.
+    /// Creates the peer of a manager that was admitted now, and what its writer writes.
     pub fn new(stream: Box<dyn Stream>) -> (Arc<Self>, Outbox) {
         let (stream, (outbox, waiting)) = (Arc::<dyn Stream>::from(stream), sync_channel(OUTBOX_MAX));
         let writer = Outbox { stream: Arc::clone(&stream), waiting };
@@ -76,7 +76,7 @@ impl Peer {
         (Arc::new(peer), writer)
     }
 
-    /// The next packet; none when the peer is gone, or has not sent the whole packet in time.
+    /// Returns the next packet; none when the peer is gone, or has not sent the whole packet in time.
     pub fn read_packet(&self) -> Option<[u8; PACKET_BYTES]> {
         let (mut packet, mut have, mut deadline) = ([0; PACKET_BYTES], 0, None);
         while have < PACKET_BYTES {
@@ -95,12 +95,12 @@ impl Peer {
         Some(packet)
     }
 
-    /// A message of its has arrived.
+    /// Notes that one of its messages has arrived.
     pub fn note_message(&self) {
         self.has_spoken.store(true, Ordering::Relaxed);
     }
 
-    /// How long it has been connected, if no message of its has arrived.
+    /// Returns how long it has been connected, if none of its messages has arrived.
     pub fn silent_for(&self) -> Option<Duration> {
         (!self.has_spoken.load(Ordering::Relaxed)).then(|| self.admitted.elapsed())
     }

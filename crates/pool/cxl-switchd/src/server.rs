@@ -80,13 +80,13 @@ pub struct Server {
     is_traced: bool,
 }
 
-/// No lock is poisoned: a panic ends the process (`main.rs`).
+/// Locks. No lock is poisoned: a panic ends the process (`main.rs`).
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
-    /// A server with no connections.
+    /// Creates a server with no connections.
     pub fn new(
         switch: Switch,
         dialect: &'static Dialect,
@@ -257,7 +257,7 @@ impl Server {
         }
     }
 
-    /// Every host that is bound accepts all that it is offered. A device has at most 64 offers for each host.
+    /// Lets every host that is bound accept all that it is offered. A device has at most 64 offers for each host.
     fn take_offers(&self, switch: &mut Switch, now_ns: u64, outcome: &mut Outcome) {
         for device in 0..switch.config().devices.len() {
             for host_id in 0..HOSTS_MAX {

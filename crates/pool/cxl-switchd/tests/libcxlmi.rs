@@ -111,7 +111,7 @@ const RUNS: [Run; 4] = [
     },
 ];
 
-/// The example, with 16 logical devices: libcxlmi expects as many in an answer as it asks for.
+/// Returns the example, with 16 logical devices: libcxlmi expects as many in an answer as it asks for.
 fn config() -> SwitchConfig {
     let mut config = SwitchConfig::example();
     (config.devices[1].memory_mib, config.devices[1].lds_mib) = (16 * 256, vec![256; 16]);
@@ -150,14 +150,14 @@ fn preload(directory: &Path) -> PathBuf {
     built
 }
 
-/// Where libcxlmi's build has a program: meson puts tests and examples in directories of their own.
+/// Returns where libcxlmi's build has a program: meson puts tests and examples in directories of their own.
 fn program(libcxlmi: &Path, name: &str) -> PathBuf {
     let places = ["", "tests", "examples"].map(|place| libcxlmi.join(place).join(name));
     let found = places.into_iter().find(|place| place.is_file());
     found.unwrap_or_else(|| panic!("{} has no {name}; build libcxlmi with -Dtests=true there", libcxlmi.display()))
 }
 
-/// What a program prints.
+/// Returns what a program prints.
 fn output(run: &Run, libcxlmi: &Path, directory: &Path, preload: &Path) -> String {
     let log = directory.join("output");
     let mut command = Command::new(program(libcxlmi, run.program));
@@ -171,7 +171,7 @@ fn output(run: &Run, libcxlmi: &Path, directory: &Path, preload: &Path) -> Strin
     std::fs::read_to_string(log).unwrap()
 }
 
-/// The names of the tests with this verdict. A reason may follow the name.
+/// Returns the names of the tests with this verdict. A reason may follow the name.
 fn with<'a>(output: &'a str, verdict: &str) -> Vec<&'a str> {
     let lines = output.lines().filter_map(|line| line.trim().strip_prefix(verdict));
     lines.map(|line| line.trim().split(':').next().unwrap_or_default()).collect()

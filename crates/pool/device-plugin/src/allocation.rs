@@ -102,7 +102,7 @@ pub fn allocate(
     Ok(AllocateResponse { container_responses: vec![response; count] })
 }
 
-/// What each container gets, whichever of the devices it has.
+/// Returns what each container gets, whichever of the devices it has.
 fn container(resource: &Resource, surroundings: &Surroundings) -> Result<ContainerAllocateResponse, Refusal> {
     let Surroundings { socket, has_userfaultfd } = surroundings;
     // The directory and not the socket, because a restarted agent creates a new socket there.
@@ -133,7 +133,7 @@ pub fn variable(volume: &str) -> String {
     format!("AQUIFER_VOLUME_{}", volume.chars().map(capital).collect::<String>())
 }
 
-/// A path of the host, at the same place in the container: programs get paths from the agent.
+/// Returns a path of the host, at the same place in the container: programs get paths from the agent.
 fn mount(path: &Path) -> Result<Mount, Refusal> {
     let path = utf8(path)?;
     Ok(Mount { container_path: path.clone(), host_path: path, read_only: true })

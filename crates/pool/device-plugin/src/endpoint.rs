@@ -47,7 +47,7 @@ struct Identity {
 }
 
 impl Identity {
-    /// The identity of a socket; `None` if there is none.
+    /// Returns the identity of a socket; `None` if there is none.
     fn of(path: &Path) -> Option<Identity> {
         let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
         let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
@@ -75,7 +75,7 @@ struct Served {
 }
 
 impl Endpoint {
-    /// The socket of a resource of the volume with this id.
+    /// Creates the socket of a resource of the volume with this id.
     pub fn new(
         directory: &Path,
         id: &str,

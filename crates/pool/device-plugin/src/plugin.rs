@@ -27,7 +27,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// All devices, in the form that kubelet receives.
+    /// Returns all devices, in the form that kubelet receives.
     fn list(&self) -> ListAndWatchResponse {
         let devices = self.resource.as_ref().map(|resource| resource.devices(self.is_answered));
         ListAndWatchResponse { devices: devices.unwrap_or_default() }
@@ -41,7 +41,7 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// A service that offers this resource, with the agent's socket.
+    /// Creates a service that offers this resource, with the agent's socket.
     pub fn new(offer: watch::Receiver<Offer>, socket: PathBuf) -> Plugin {
         Plugin { offer, socket }
     }

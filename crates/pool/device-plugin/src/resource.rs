@@ -80,7 +80,7 @@ pub struct Resources {
     pub refused: Vec<String>,
 }
 
-/// The resources of these volumes.
+/// Returns the resources of these volumes.
 pub fn resources(volumes: &[ListedVolume], files: Option<&TenantFiles>, naming: &Naming) -> Resources {
     let mut resources = Resources::default();
     for ListedVolume { name, id, is_bound, .. } in volumes {
@@ -100,29 +100,29 @@ pub fn resources(volumes: &[ListedVolume], files: Option<&TenantFiles>, naming: 
     resources
 }
 
-/// Whether Kubernetes accepts a volume's name. The pool also allows names with endings that Kubernetes refuses.
+/// Returns whether Kubernetes accepts a volume's name. The pool also allows names with endings that Kubernetes refuses.
 fn is_resource_name(name: &str) -> bool {
     aquifer_agent_wire::is_name(name) && name.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
-/// An id becomes part of a file name.
+/// Returns whether this can be an id: it becomes part of a file name.
 fn is_id(id: &str) -> bool {
     id.len() == 16 && id.bytes().all(|one| one.is_ascii_hexdigit())
 }
 
 impl Resource {
-    /// The devices, all with the same health. `is_answered` says whether the agent answers.
+    /// Returns the devices, all with the same health. `is_answered` says whether the agent answers.
     pub fn devices(&self, is_answered: bool) -> Vec<Device> {
         let health = if self.is_open && is_answered { HEALTHY } else { UNHEALTHY };
         (0..self.pods_max).map(|index| Device { id: device_id(index), health: health.to_owned() }).collect()
     }
 
-    /// Whether this is the id of one of the devices.
+    /// Returns whether this is the id of one of the devices.
     pub fn has_device(&self, id: &str) -> bool {
         id.parse().is_ok_and(|index: u32| index < self.pods_max && device_id(index) == id)
     }
 
-    /// Files of the host that programs read when they open the volume.
+    /// Returns the files of the host that programs read when they open the volume.
     pub fn tenant_files(&self) -> Vec<PathBuf> {
         let of =
             |files: &TenantFiles| [&files.ca, &files.cert, &files.key].into_iter().chain(&files.crl).cloned().collect();

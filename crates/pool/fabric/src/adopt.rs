@@ -239,7 +239,7 @@ impl Edit<'_> {
         volume.is_some_and(|volume| volume.leaving.contains_key(&member) || volume.member(member).is_some())
     }
 
-    /// The name that the volume had, if its host's agent knows it and no other volume has it now.
+    /// Returns the name that the volume had, if its host's agent knows it and no other volume has it now.
     fn name_of(&self, id: VolumeId, view: &VolumeReport) -> VolumeName {
         let own = adopted_name(id);
         // An agent may report the name that another volume is to be adopted with.
@@ -257,7 +257,7 @@ impl Edit<'_> {
         self.desired.pool_of(source).cloned().ok_or_else(|| NotAdopted::NoPool { source: source.clone() })
     }
 
-    /// The specification that would have led to this volume.
+    /// Returns the specification that would have led to this volume.
     fn spec_of(&self, pool: PoolId, zone: ZoneId, view: &VolumeReport, spans: &[Span]) -> VolumeSpec {
         let class = |source: &Source| match source {
             Source::Slabs { donor } => self.topology.parts().donors.get(donor).map(|donor| donor.class),
@@ -282,7 +282,7 @@ fn adopted_name(id: VolumeId) -> VolumeName {
     format!("{ADOPTED}{id}").parse().expect("hexadecimal digits are characters of a name")
 }
 
-/// A member id that is greater than all that the host's report or a donor's report lists for the volume.
+/// Returns a member id that is greater than all that the host's report or a donor's report lists for the volume.
 fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
     let left = report.left.get(&id).into_iter().flatten();
     let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());
@@ -299,7 +299,7 @@ struct Lent {
     bytes: Bytes,
 }
 
-/// All leases, and all dynamic capacity, of sources that answer.
+/// Returns all leases, and all dynamic capacity, of sources that answer.
 fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
     let donors = observed.donors.iter().filter(|(_, report)| report.availability.answers());
     let leases = donors.flat_map(|(donor, report)| {
@@ -322,7 +322,7 @@ fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
     leases.chain(extents)
 }
 
-/// What each LD is bound to.
+/// Returns what each LD is bound to.
 fn bound_vppbs(observed: &Observed) -> BTreeMap<Source, VppbAddress> {
     let lds = observed.devices.iter().flat_map(|(device, report)| report.lds.iter().map(move |ld| (device, ld)));
     lds.filter_map(|(device, (ld_id, ld))| match &ld.binding {
@@ -334,7 +334,7 @@ fn bound_vppbs(observed: &Observed) -> BTreeMap<Source, VppbAddress> {
 
 type Rest<'a> = Vec<(&'a MemberLease, Why)>;
 
-/// The spans of a volume, with the best member of each place, and the remaining members, which are to leave.
+/// Returns the spans of a volume, with the best member of each place, and the remaining members, which are to leave.
 fn spans<'a>(
     id: VolumeId,
     view: &'a VolumeReport,

@@ -104,7 +104,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// The next record.
+    /// Appends the next record, and returns it.
     pub fn append(&mut self, at: Millis, who: &str, what: &str) -> Record {
         let mut record = Record {
             sequence: self.records + 1,
@@ -198,7 +198,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// The end of the log, after its last record.
+    /// Returns the end of the log, after its last record.
     pub fn end(self) -> Result<Tail, Broken> {
         let Verifier { tail, known, reached } = self;
         if reached { Ok(tail) } else { Err(Broken::Cut { records: tail.records, known: known.records }) }

@@ -28,37 +28,37 @@ impl Bytes {
     /// Nothing.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// This many GiB.
+    /// Returns this many GiB.
     pub const fn gib(count: u64) -> Bytes {
         Bytes(count << 30)
     }
 
-    /// This many slabs.
+    /// Returns this many slabs.
     pub const fn slabs(count: u64) -> Bytes {
         Bytes(count * SLAB.0)
     }
 
-    /// Whether it is a whole number of slabs.
+    /// Returns whether it is a whole number of slabs.
     pub const fn is_whole_slabs(self) -> bool {
         self.0.is_multiple_of(SLAB.0)
     }
 
-    /// The next whole number of slabs.
+    /// Returns the next whole number of slabs.
     pub const fn round_up_to_slabs(self) -> Bytes {
         Bytes(self.0.div_ceil(SLAB.0).saturating_mul(SLAB.0))
     }
 
-    /// The sum, or the largest amount there is.
+    /// Returns the sum, or the largest amount there is.
     pub const fn plus(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
 
-    /// The difference, or nothing.
+    /// Returns the difference, or nothing.
     pub const fn minus(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
-    /// The product, or the largest amount there is.
+    /// Returns the product, or the largest amount there is.
     pub const fn times(self, factor: u64) -> Bytes {
         Bytes(self.0.saturating_mul(factor))
     }
@@ -92,7 +92,7 @@ const TEXT_MAX: usize = 40;
 pub struct NotBytes(String);
 
 impl NotBytes {
-    /// The text may come from anywhere, so only its beginning is shown, and without control characters.
+    /// Quotes a text that may come from anywhere: only its beginning, and without control characters.
     fn of_hostile(text: &str) -> NotBytes {
         let shown: String = text.chars().take(TEXT_MAX).flat_map(char::escape_debug).collect();
         NotBytes(format!("'{shown}' is not a size; write a number and a unit, for example 4GiB or 307MiB"))

@@ -34,7 +34,7 @@ impl std::error::Error for NotAnId {}
 pub struct RequestId(String);
 
 impl RequestId {
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -41,12 +41,12 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// The declaration that a desired state fulfils.
+    /// Returns the declaration that a desired state fulfils.
     pub fn of(desired: &Desired) -> Declaration {
         Declaration::with(desired, desired.volumes.values())
     }
 
-    /// The declarations that two states fulfil, as far as they differ: without the volumes that both have.
+    /// Returns the declarations that two states fulfil, as far as they differ: without the volumes that both have.
     pub fn of_both(from: &Desired, to: &Desired) -> (Declaration, Declaration) {
         let ids = from.volumes.differences(&to.volumes);
         let of = |desired: &Desired| Declaration::with(desired, ids.iter().filter_map(|id| desired.volumes.get(id)));

@@ -110,27 +110,27 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// The members of all spans with their places.
+    /// Returns the members of all spans with their places.
     pub fn places(&self) -> impl Iterator<Item = (Place, &Member)> {
         self.spans.iter().flat_map(Span::places)
     }
 
-    /// The member of a span with this id.
+    /// Returns the member of a span with this id.
     pub fn member(&self, id: MemberId) -> Option<(Place, &Member)> {
         self.places().find(|(_, member)| member.id == id)
     }
 
-    /// What its spans take from the pool.
+    /// Returns what its spans take from the pool.
     pub fn raw_bytes(&self) -> Bytes {
         self.spans.iter().map(Span::raw_bytes).sum()
     }
 
-    /// What its spans hold.
+    /// Returns what its spans hold.
     pub fn usable_bytes(&self) -> Bytes {
         self.spans.iter().map(|span| self.usable_bytes_of(span)).sum()
     }
 
-    /// What one of its spans holds. The smallest member decides: the excess of a larger LD is not used.
+    /// Returns what one of its spans holds. The smallest member decides: the excess of a larger LD is not used.
     pub(crate) fn usable_bytes_of(&self, span: &Span) -> Bytes {
         let min = span.members.iter().map(|member| member.bytes).min().unwrap_or_default();
         self.spec.redundancy.span_bytes(min)
@@ -156,7 +156,7 @@ impl Volume {
         taken.into_iter().map(|(source, bytes)| Choice { source: source.clone(), bytes }).collect()
     }
 
-    /// A new member id.
+    /// Returns a new member id.
     pub(crate) fn mint_member(&mut self) -> MemberId {
         let id = self.next_member;
         self.next_member = MemberId(id.0 + 1);
@@ -215,23 +215,23 @@ impl Default for Desired {
 }
 
 impl Desired {
-    /// The wanted volume with this name.
+    /// Returns the wanted volume with this name.
     pub fn volume_named(&self, name: &VolumeName) -> Option<(VolumeId, &Volume)> {
         self.volumes.named(name)
     }
 
-    /// What the volumes of a zone take from pools, including what is still to be given back.
+    /// Returns what the volumes of a zone take from pools, including what is still to be given back.
     pub fn zone_bytes(&self, zone: &ZoneId) -> Bytes {
         let volumes = self.volumes.values().filter(|volume| volume.spec.zone == *zone);
         volumes.flat_map(Volume::taken).map(|taken| taken.bytes).sum()
     }
 
-    /// The pool of a donor.
+    /// Returns the pool of a donor.
     pub(crate) fn pool_with_donor(&self, donor: &DonorId) -> Option<&PoolId> {
         self.pools.iter().find(|(_, pool)| pool.donors.contains(donor)).map(|(name, _)| name)
     }
 
-    /// The pool of a source.
+    /// Returns the pool of a source.
     pub fn pool_of(&self, source: &Source) -> Option<&PoolId> {
         let has = |pool: &Pool| match source {
             Source::Slabs { donor } => pool.donors.contains(donor),
@@ -240,7 +240,7 @@ impl Desired {
         self.pools.iter().find(|(_, pool)| has(pool)).map(|(name, _)| name)
     }
 
-    /// The vPPBs that are taken by members, including those that leave.
+    /// Returns the vPPBs that are taken by members, including those that leave.
     pub fn vppbs_taken(&self) -> BTreeSet<&VppbAddress> {
         let volumes = self.volumes.values();
         let taken = volumes.flat_map(|volume| {

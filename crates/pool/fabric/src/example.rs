@@ -17,7 +17,7 @@ pub(crate) fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
     name.as_ref().parse().expect("a name")
 }
 
-/// 22 devices of 256 GiB behind one switch with three hosts.
+/// Returns 22 devices of 256 GiB behind one switch with three hosts.
 pub(crate) fn memory_box() -> Topology {
     let mut parts = Parts::default();
     parts.enclosures.insert(id("box"), Enclosure { rack: id("r0") });
@@ -39,7 +39,7 @@ pub(crate) fn memory_box() -> Topology {
     Topology::new(parts).expect("a consistent box")
 }
 
-/// Donors of 64 GiB, eight to an enclosure, four enclosures to a rack, and two hosts.
+/// Returns donors of 64 GiB, eight to an enclosure, four enclosures to a rack, and two hosts.
 pub(crate) fn racks(donors: usize) -> Topology {
     let mut parts = Parts::default();
     for number in 0..donors {
@@ -54,7 +54,7 @@ pub(crate) fn racks(donors: usize) -> Topology {
     Topology::new(parts).expect("consistent racks")
 }
 
-/// One pool of everything, and one zone with all hosts and a large quota.
+/// Returns one pool of everything, and one zone with all hosts and a large quota.
 pub(crate) fn desired(topology: &Topology) -> Desired {
     let parts = topology.parts();
     let pool = Pool {
@@ -66,7 +66,7 @@ pub(crate) fn desired(topology: &Topology) -> Desired {
     Desired { pools: [(id("main"), pool)].into(), zones: [(id("lab"), zone)].into(), ..Desired::default() }
 }
 
-/// Everything is up, empty, and in its first incarnation.
+/// Returns a state in which everything is up, empty, and in its first incarnation.
 pub(crate) fn observed(topology: &Topology) -> Observed {
     let parts = topology.parts();
     let mut observed = Observed::default();

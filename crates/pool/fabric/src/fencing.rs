@@ -76,7 +76,7 @@ impl Gate {
         Gate { incarnation, term, sequence: 0 }
     }
 
-    /// The greatest term that was admitted.
+    /// Returns the greatest term that was admitted.
     pub const fn term(&self) -> Term {
         self.term
     }
@@ -93,7 +93,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether a command may be carried out. If so, it is recorded as the newest one.
+    /// Checks whether a command may be carried out. If so, records it as the newest one.
     pub fn admit(&mut self, command: &Command) -> Result<(), Stale> {
         if command.incarnation != self.incarnation {
             return Err(Stale::Incarnation);

@@ -37,7 +37,7 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// Whether it makes sense to send a step to this donor, agent or switch.
+    /// Returns whether it makes sense to send a step to this donor, agent or switch.
     pub const fn answers(self) -> bool {
         !matches!(self, Self::Gone { .. })
     }
@@ -90,7 +90,7 @@ pub struct DonorReport {
 }
 
 impl DonorReport {
-    /// The lease of a member.
+    /// Returns the lease of a member.
     pub fn lease(&self, volume: VolumeId, member: MemberId) -> Option<&LeaseReport> {
         self.leases.get(&volume)?.get(&member)
     }
@@ -142,12 +142,12 @@ pub struct VolumeReport {
 }
 
 impl VolumeReport {
-    /// The members of one place.
+    /// Returns the members of one place.
     pub fn at(&self, place: Place) -> impl Iterator<Item = (&MemberId, &MemberReport)> {
         self.members.iter().filter(move |(_, member)| member.lease.place == place)
     }
 
-    /// Whether a member other than `except` has all bytes of a place.
+    /// Returns whether a member other than `except` has all bytes of a place.
     fn has_place_without(&self, place: Place, except: MemberId) -> bool {
         self.at(place).any(|(id, member)| *id != except && member.state == MemberState::InSync)
     }
@@ -204,12 +204,12 @@ impl HostReport {
         Some(why.chars().map(|one| if one.is_control() { ' ' } else { one }).take(TROUBLE_CHARS_MAX).collect())
     }
 
-    /// Whether the agent has confirmed that a member has left.
+    /// Returns whether the agent has confirmed that a member has left.
     pub fn has_left(&self, volume: VolumeId, member: MemberId) -> bool {
         self.left.get(&volume).is_some_and(|left| left.contains(&member))
     }
 
-    /// A member, as the agent has it.
+    /// Returns a member, as the agent has it.
     pub fn member(&self, volume: VolumeId, member: MemberId) -> Option<&MemberReport> {
         self.volumes.get(&volume)?.members.get(&member)
     }

@@ -66,7 +66,7 @@ struct Pick<'a> {
     avoid: &'a BTreeSet<Source>,
 }
 
-/// The acceptable classes, in the order in which they are tried.
+/// Returns the acceptable classes, in the order in which they are tried.
 fn classes(slowest: LatencyClass) -> Vec<LatencyClass> {
     LatencyClass::ALL.into_iter().rev().filter(|class| *class <= slowest).collect()
 }

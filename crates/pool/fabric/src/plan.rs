@@ -52,12 +52,12 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether a program loses memory that it may be using.
+    /// Returns whether a program loses memory that it may be using.
     pub const fn takes_away(&self) -> bool {
         matches!(self, Self::Unbind(..) | Self::Release(_) | Self::Shrink(..))
     }
 
-    /// The place of the change in the order of changes.
+    /// Returns the place of the change in the order of changes.
     const fn rank(&self) -> u8 {
         match self {
             Self::SetPool(..) => 0,
@@ -109,7 +109,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// What must change so that `from` becomes `to`.
+/// Returns what must change so that `from` becomes `to`.
 pub fn diff(from: &Declaration, to: &Declaration) -> Vec<Change> {
     let mut changes = Vec::new();
     let (pools, zones) = (to.pools.iter(), to.zones.iter());
@@ -170,7 +170,7 @@ fn volume_changes(
     }
 }
 
-/// Whether one volume can become the other in place.
+/// Returns whether one volume can become the other in place.
 fn is_same_kind(from: &VolumeSpec, to: &VolumeSpec) -> bool {
     let VolumeSpec { size, presentation, expires_at, .. } = to.clone();
     VolumeSpec { size, presentation, expires_at, ..from.clone() } == *to

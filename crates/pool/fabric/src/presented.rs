@@ -64,7 +64,7 @@ impl Presented<'_> {
         self.left.entry(volume).or_default().insert(member);
     }
 
-    /// Whether none of these members has left: then an old step would bring it back.
+    /// Returns whether none of these members has left: then an old step would bring it back.
     fn are_new(&self, volume: VolumeId, members: &[MemberLease]) -> bool {
         let left = self.left.get(&volume);
         !members.iter().any(|lease| left.is_some_and(|left| left.contains(&lease.member)))
@@ -83,7 +83,7 @@ impl Presented<'_> {
         }
     }
 
-    /// The report that the manager decided on may be old, so the agent asks again whether the member may leave.
+    /// Lets a member leave, if it may: the report that the manager decided on may be old, so the agent checks again.
     fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
         if let Some(view) = self.volumes.get_mut(&volume)
             && let Some(state) = view.members.get(&member).map(|report| report.state)
@@ -133,7 +133,7 @@ mod tests {
         Step::Leave { host: host(), volume: VOLUME, members: vec![MemberId(member)], why }
     }
 
-    /// The states of the members after each step, of which each is sent twice, and the members that have left.
+    /// Returns the states of the members after each step, of which each is sent twice, and the members that have left.
     fn after(steps: &[Step]) -> (Vec<(u64, MemberState)>, Vec<u64>) {
         let (mut volumes, mut left) = (BTreeMap::new(), BTreeMap::new());
         for step in steps {

@@ -40,7 +40,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Whether what is observed is what is desired.
+    /// Returns whether what is observed is what is desired.
     pub fn is_settled(&self) -> bool {
         self.steps.is_empty() && self.waiting.is_empty() && self.strays.is_empty()
     }
@@ -88,14 +88,14 @@ impl States<'_> {
         self.give_back(id, volume, round);
     }
 
-    /// Whether a member of a volume is in the desired state, in a span or leaving.
+    /// Returns whether a member of a volume is in the desired state, in a span or leaving.
     fn knows(self, volume: VolumeId, member: MemberId) -> bool {
         let volume = self.desired.volumes.get(&volume);
         let knows = |volume: &Volume| volume.leaving.contains_key(&member) || volume.member(member).is_some();
         volume.is_some_and(knows)
     }
 
-    /// Whether an LD is in a pool.
+    /// Returns whether an LD is in a pool.
     fn is_pooled(self, device: &DeviceId, ld_id: LdId) -> bool {
         let source = Source::LogicalDevice { device: device.clone(), ld_id };
         self.desired.pool_of(&source).is_some()
@@ -166,7 +166,7 @@ impl States<'_> {
     }
 }
 
-/// LDs of a device that are in no volume.
+/// Returns the LDs of a device that are in no volume.
 pub(crate) fn unknown_lds<'a>(
     desired: &Desired,
     device: &DeviceId,

@@ -70,7 +70,7 @@ impl Edit<'_> {
     }
 }
 
-/// Whether any member of a volume is not well, now or once its source was silent for long enough.
+/// Returns whether any member of a volume is not well, now or once its source was silent for long enough.
 pub(crate) fn is_ailing(desired: &Desired, observed: &Observed, id: VolumeId, volume: &Volume) -> bool {
     let view = view(desired, observed, id, volume).1;
     let is_well = |member: &Member| {
@@ -80,7 +80,7 @@ pub(crate) fn is_ailing(desired: &Desired, observed: &Observed, id: VolumeId, vo
     !volume.released && !volume.places().all(|(_, member)| is_well(member))
 }
 
-/// The report of the host that has a volume, and what it says of the volume.
+/// Returns the report of the host that has a volume, and what it says of the volume.
 fn view<'a>(
     desired: &Desired,
     observed: &'a Observed,
@@ -91,7 +91,7 @@ fn view<'a>(
     (report, report.and_then(|report| report.volumes.get(&id)))
 }
 
-/// The members of a volume that must be replaced.
+/// Returns the members of a volume that must be replaced.
 fn members_ailing(
     desired: &Desired,
     id: VolumeId,
@@ -159,7 +159,7 @@ impl Asked<'_> {
     }
 }
 
-/// Whether a span has all its bytes without the members that are silent.
+/// Returns whether a span has all its bytes without the members that are silent.
 fn spare(volume: &Volume, view: Option<&VolumeReport>, span: &Span, health: impl Fn(&Member) -> Health) -> bool {
     let Some(view) = view else { return false };
     let in_sync = |member: &Member| view.members.get(&member.id).is_some_and(|one| one.state == MemberState::InSync);

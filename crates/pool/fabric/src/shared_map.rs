@@ -77,17 +77,17 @@ impl<K, V> Default for SharedMap<K, V> {
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// A map without entries.
+    /// Creates a map without entries.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         len(&self.root)
     }
 
-    /// Whether there are no entries.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.root.is_none()
     }
@@ -97,17 +97,17 @@ impl<K, V> SharedMap<K, V> {
         self.root = None;
     }
 
-    /// All entries, in the order of their keys.
+    /// Returns all entries, in the order of their keys.
     pub fn iter(&self) -> Iter<'_, K, V> {
         Iter::of(&self.root)
     }
 
-    /// All keys, in their order.
+    /// Returns all keys, in their order.
     pub fn keys(&self) -> impl Iterator<Item = &K> + Clone {
         self.iter().map(|(key, _)| key)
     }
 
-    /// All values, in the order of their keys.
+    /// Returns all values, in the order of their keys.
     pub fn values(&self) -> impl Iterator<Item = &V> + Clone {
         self.iter().map(|(_, value)| value)
     }
@@ -122,7 +122,7 @@ impl<K, V> SharedMap<K, V> {
 }
 
 impl<K: Ord, V> SharedMap<K, V> {
-    /// The value of a key, to be shared.
+    /// Returns the value of a key, to be shared.
     pub fn shared(&self, key: &K) -> Option<&Arc<V>> {
         let mut link = &self.root;
         while let Some(node) = link {
@@ -135,17 +135,17 @@ impl<K: Ord, V> SharedMap<K, V> {
         None
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.shared(key).map(AsRef::as_ref)
     }
 
-    /// Whether a key has a value.
+    /// Returns whether a key has a value.
     pub fn contains_key(&self, key: &K) -> bool {
         self.shared(key).is_some()
     }
 
-    /// The entries from a key on, in the order of their keys.
+    /// Returns the entries from a key on, in the order of their keys.
     pub fn starting_at(&self, key: &K) -> Iter<'_, K, V> {
         self.iter_from(|other| other.cmp(key))
     }
@@ -179,7 +179,7 @@ impl<K: Ord + Clone, V> SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
-    /// The value of a key, to be changed. Other copies of the map keep theirs.
+    /// Returns the value of a key, to be changed. Other copies of the map keep theirs.
     pub fn value_mut(&mut self, key: &K) -> Option<&mut V> {
         if !self.contains_key(key) {
             return None;
@@ -269,7 +269,7 @@ fn balance<K: Clone, V>(link: &mut Link<K, V>) {
     }
 }
 
-/// The right child takes the place of its parent.
+/// Puts the right child in the place of its parent.
 fn rotate_left<K: Clone, V>(link: &mut Link<K, V>) {
     let Some(mut parent) = link.take() else { return };
     let node = Arc::make_mut(&mut parent);
@@ -285,7 +285,7 @@ fn rotate_left<K: Clone, V>(link: &mut Link<K, V>) {
     *link = Some(child);
 }
 
-/// The left child takes the place of its parent.
+/// Puts the left child in the place of its parent.
 fn rotate_right<K: Clone, V>(link: &mut Link<K, V>) {
     let Some(mut parent) = link.take() else { return };
     let node = Arc::make_mut(&mut parent);

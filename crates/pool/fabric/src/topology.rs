@@ -155,7 +155,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// What can be bound, LD by LD: nothing if it is a DCD.
+    /// Returns what can be bound, LD by LD: nothing if it is a DCD.
     pub fn lds(&self) -> Vec<(LdId, Bytes)> {
         match &self.kind {
             DeviceKind::DynamicCapacity { .. } => Vec::new(),
@@ -220,22 +220,22 @@ impl Topology {
         Ok(Topology { parts, slots, vcss })
     }
 
-    /// The parts, to look at.
+    /// Returns the parts.
     pub const fn parts(&self) -> &Parts {
         &self.parts
     }
 
-    /// Where a device is plugged in.
+    /// Returns where a device is plugged in.
     pub fn slot(&self, device: &DeviceId) -> Option<&Slot> {
         self.slots.get(device)
     }
 
-    /// The virtual CXL switches that a host sees.
+    /// Returns the virtual CXL switches that a host sees.
     pub fn vcss(&self, host: &HostId) -> &[(SwitchId, VcsId)] {
         self.vcss.get(host).map_or(&[], Vec::as_slice)
     }
 
-    /// The host behind a virtual CXL switch.
+    /// Returns the host behind a virtual CXL switch.
     pub fn host_of(&self, switch: &SwitchId, vcs_id: VcsId) -> Option<&HostId> {
         let switch = self.parts.switches.get(switch)?;
         match switch.ports.get(&switch.vcss.get(&vcs_id)?.upstream)? {
@@ -244,7 +244,7 @@ impl Topology {
         }
     }
 
-    /// The rack of an enclosure. Every enclosure that a part names is listed.
+    /// Returns the rack of an enclosure. Every enclosure that a part names is listed.
     pub fn rack(&self, enclosure: &EnclosureId) -> &RackId {
         &self.parts.enclosures.get(enclosure).expect("a topology's enclosures were checked").rack
     }

@@ -51,7 +51,7 @@ pub enum Redundancy {
 }
 
 impl Redundancy {
-    /// Members of one span.
+    /// Returns the number of members of one span.
     pub fn members(self) -> usize {
         match self {
             Self::Mirror { copies } => usize::from(copies),
@@ -60,7 +60,7 @@ impl Redundancy {
         }
     }
 
-    /// The number of members that is enough to read all bytes.
+    /// Returns the number of members that is enough to read all bytes.
     pub fn members_needed(self) -> usize {
         match self {
             Self::Mirror { .. } | Self::None => 1,
@@ -68,17 +68,17 @@ impl Redundancy {
         }
     }
 
-    /// What one member holds of a span: whole slabs.
+    /// Returns what one member holds of a span: whole slabs.
     pub fn member_bytes(self, span: Bytes) -> Bytes {
         Bytes(span.0.div_ceil(self.members_needed() as u64)).round_up_to_slabs()
     }
 
-    /// What a span holds if each of its members has this much.
+    /// Returns what a span holds if each of its members has this much.
     pub fn span_bytes(self, member: Bytes) -> Bytes {
         member.times(self.members_needed() as u64)
     }
 
-    /// Whether the redundancy is within its limits.
+    /// Returns whether the redundancy is within its limits.
     pub fn is_possible(self) -> bool {
         match self {
             Self::Mirror { copies } => (2..=COPIES_MAX).contains(&copies),
@@ -166,7 +166,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The donor, if it is one.
+    /// Returns the donor, if it is one.
     pub const fn donor(&self) -> Option<&DonorId> {
         match self {
             Self::Slabs { donor } => Some(donor),
@@ -174,7 +174,7 @@ impl Source {
         }
     }
 
-    /// The device, if it is on one.
+    /// Returns the device, if it is on one.
     pub const fn device(&self) -> Option<&DeviceId> {
         match self {
             Self::DynamicCapacity { device } | Self::LogicalDevice { device, .. } => Some(device),
@@ -230,13 +230,13 @@ pub struct Span {
 }
 
 impl Span {
-    /// The members with their places.
+    /// Returns the members with their places.
     pub fn places(&self) -> impl Iterator<Item = (Place, &Member)> {
         let shards = 0..=u8::MAX;
         shards.zip(&self.members).map(|(shard, member)| (Place { span: self.id, shard }, member))
     }
 
-    /// What it takes from the pool.
+    /// Returns what it takes from the pool.
     pub fn raw_bytes(&self) -> Bytes {
         self.members.iter().map(|member| member.bytes).sum()
     }

@@ -35,70 +35,70 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// The number of volumes.
+    /// Returns the number of volumes.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Whether there are no volumes.
+    /// Returns whether there are no volumes.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// The number of volumes that are not released.
+    /// Returns the number of volumes that are not released.
     pub fn wanted_count(&self) -> usize {
         self.names.len()
     }
 
-    /// The number of volumes that have a host.
+    /// Returns the number of volumes that have a host.
     pub const fn bound_count(&self) -> usize {
         self.bound
     }
 
-    /// The volume with an id.
+    /// Returns the volume with an id.
     pub fn get(&self, id: &VolumeId) -> Option<&Volume> {
         self.by_id.get(id)
     }
 
-    /// Whether there is a volume with an id.
+    /// Returns whether there is a volume with an id.
     pub fn contains_key(&self, id: &VolumeId) -> bool {
         self.by_id.contains_key(id)
     }
 
-    /// All volumes, in the order of their ids.
+    /// Returns all volumes, in the order of their ids.
     pub fn iter(&self) -> Iter<'_, VolumeId, Volume> {
         self.by_id.iter()
     }
 
-    /// All ids, in their order.
+    /// Returns all ids, in their order.
     pub fn keys(&self) -> impl Iterator<Item = &VolumeId> + Clone {
         self.by_id.keys()
     }
 
-    /// All volumes, in the order of their ids.
+    /// Returns all volumes, in the order of their ids.
     pub fn values(&self) -> impl Iterator<Item = &Volume> + Clone {
         self.by_id.values()
     }
 
-    /// The volume that is not released and has this name.
+    /// Returns the volume that is not released and has this name.
     pub fn named(&self, name: &VolumeName) -> Option<(VolumeId, &Volume)> {
         let ((found, id), ()) = self.names.iter_from(|(of, _)| of.cmp(name)).next()?;
         if found == name { self.get(id).map(|volume| (*id, volume)) } else { None }
     }
 
-    /// The volumes that are bound to a host, or have members that leave it.
+    /// Returns the volumes that are bound to a host, or have members that leave it.
     pub fn of_host<'a>(&'a self, host: &'a HostId) -> impl Iterator<Item = VolumeId> + 'a {
         let from = self.hosts.iter_from(move |(of, _)| of.cmp(host));
         from.map(|(key, ())| key).take_while(move |(of, _)| of == host).map(|(_, id)| *id)
     }
 
-    /// The volumes with members on a source, in a span or leaving.
+    /// Returns the volumes with members on a source, in a span or leaving.
     pub fn on<'a>(&'a self, source: &'a Source) -> impl Iterator<Item = VolumeId> + 'a {
         let from = self.sources.iter_from(move |(of, _)| of.cmp(source));
         from.map(|(key, ())| key).take_while(move |(of, _)| of == source).map(|(_, id)| *id)
     }
 
-    /// The volumes with members on a device, in a span or leaving.
+    /// Returns the volumes with members on a device, in a span or leaving.
     pub fn on_device<'a>(&'a self, device: &'a DeviceId) -> impl Iterator<Item = VolumeId> + 'a {
         let place = move |source: &Source| match source {
             Source::DynamicCapacity { .. } => Ordering::Less,
@@ -112,17 +112,17 @@ impl Volumes {
         capacity.into_iter().chain(lds)
     }
 
-    /// The volumes that are released, or have members that leave.
+    /// Returns the volumes that are released, or have members that leave.
     pub fn ending(&self) -> impl Iterator<Item = VolumeId> {
         self.ending.keys().copied()
     }
 
-    /// The volumes that are not released, and whose time is over.
+    /// Returns the volumes that are not released, and whose time is over.
     pub fn expired(&self, now: Millis) -> impl Iterator<Item = VolumeId> {
         self.expiring.keys().take_while(move |(at, _)| *at <= now).map(|(_, id)| *id)
     }
 
-    /// The ids of volumes that differ, or that only one of both has.
+    /// Returns the ids of volumes that differ, or that only one of both has.
     pub fn differences(&self, other: &Volumes) -> Vec<VolumeId> {
         self.by_id.differences(&other.by_id)
     }

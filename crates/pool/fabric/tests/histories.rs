@@ -51,7 +51,7 @@ fn nothing_is_lent_twice_lost_or_written_by_two() {
     assert!(only.is_some() || presented > histories && moved > histories / 3, "histories about nothing");
 }
 
-/// The first seed whose history finds the bug, and what it says.
+/// Returns the first seed whose history finds the bug, and what it says.
 fn found(plant: Plant) -> (u64, String) {
     for seed in 0..HISTORIES_TO_FIND_A_BUG {
         match World::new(seed, Some(plant)).run() {
@@ -83,7 +83,7 @@ fn planted_bugs_are_found() {
     }
 }
 
-/// Volumes of three kinds, bound, in a pool in which nothing fails.
+/// Creates bound volumes of three kinds, in a pool in which nothing fails.
 fn calm_pool() -> World {
     let mut world = World::at(world::site::topology(), 1, None);
     world.trouble = false;

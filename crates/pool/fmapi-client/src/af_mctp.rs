@@ -23,7 +23,7 @@ pub struct AfMctp {
 }
 
 impl AfMctp {
-    /// A socket for requests to an endpoint. EAFNOSUPPORT where the kernel has no MCTP.
+    /// Opens a socket for requests to an endpoint. The error is EAFNOSUPPORT if the kernel has no MCTP.
     pub fn open(peer: MctpEndpoint) -> io::Result<Self> {
         Ok(Self { socket: MctpSocket::new()?, peer })
     }

@@ -46,7 +46,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that speaks the standard dialect, until [`Client::recognise`] or [`Client::speak`] says otherwise.
+    /// Creates a client that speaks the standard dialect, until [`Client::recognise`] or [`Client::speak`] says
+    /// otherwise.
     pub fn new(transport: Box<dyn Transport>, clock: Arc<dyn Clock>, limits: Limits) -> Self {
         Self {
             message_bytes_max: transport.message_bytes_max(),
@@ -62,7 +63,7 @@ impl Client {
         }
     }
 
-    /// The dialect in use.
+    /// Returns the dialect in use.
     pub fn dialect(&self) -> &'static Dialect {
         self.dialect
     }
@@ -77,12 +78,12 @@ impl Client {
         self.end_at = Some(end_at);
     }
 
-    /// The bounds of its waits.
+    /// Returns the bounds of its waits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The peer, as it was named.
+    /// Returns the peer, as it was named.
     pub fn peer(&self) -> String {
         self.transport.name()
     }
@@ -144,7 +145,7 @@ impl Client {
         self.send_along(path, opcode, payload, effect_of(opcode))
     }
 
-    /// The payload of a command in the dialect of the peer.
+    /// Returns the payload of a command in the dialect of the peer.
     pub fn encode<C: Command>(&self, command: &C) -> Vec<u8> {
         let mut out = Writer::new(self.dialect);
         command.write(&mut out);
@@ -221,7 +222,7 @@ impl Client {
         }
     }
 
-    /// An exchange has ended: the gap begins.
+    /// Notes that an exchange has ended: the gap begins.
     pub(crate) fn ended<T>(&mut self, opcode: Opcode, result: T) -> T {
         let own = if opcode == Opcode::PHYSICAL_PORT_CONTROL { self.dialect.port_control_gap_ms } else { 0 };
         self.free_at = self.clock.now() + self.limits.gap.max(Duration::from_millis(own.into()));
@@ -250,12 +251,12 @@ impl Client {
     }
 }
 
-/// The effect of a command whose answer was lost: none if it only reads.
+/// Returns the effect of a command whose answer was lost: none if it only reads.
 fn effect_of(opcode: Opcode) -> Effect {
     if is_read_only(opcode) { Effect::NotCarriedOut } else { Effect::Unknown }
 }
 
-/// True for commands that change nothing. A tunnel is judged by the command inside.
+/// Returns true for commands that change nothing. A tunnel is judged by the command inside.
 fn is_read_only(opcode: Opcode) -> bool {
     matches!(
         opcode,
@@ -290,7 +291,7 @@ fn is_read_only(opcode: Opcode) -> bool {
     )
 }
 
-/// True for commands that some peer carries out in the background.
+/// Returns true for commands that some peer carries out in the background.
 fn may_run_in_background(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::BIND_VPPB | Opcode::UNBIND_VPPB | Opcode::SET_LD_ALLOCATIONS)
 }

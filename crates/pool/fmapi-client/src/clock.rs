@@ -9,10 +9,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A monotonic clock that can also sleep.
 pub trait Clock: Send + Sync {
-    /// The time since the clock's start.
+    /// Returns the time since the clock's start.
     fn now(&self) -> Duration;
 
-    /// The time since 1970 in UTC, for traces.
+    /// Returns the time since 1970 in UTC, for traces.
     fn unix(&self) -> Duration;
 
     /// Returns after this time.
@@ -26,7 +26,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock that starts now, in the form that `Client::new` takes.
+    /// Returns a clock that starts now, in the form that `Client::new` takes.
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self { start: Instant::now() })
     }
@@ -58,7 +58,7 @@ impl VirtualClock {
         self.0.lock().expect("no thread panics with it")
     }
 
-    /// The time since the clock's start, in nanoseconds.
+    /// Returns the time since the clock's start, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.now().as_nanos() as u64
     }

@@ -32,22 +32,22 @@ pub struct LogContents {
 }
 
 impl Client {
-    /// Identify (0001h).
+    /// Sends Identify (0001h).
     pub fn identify(&mut self, path: &[Hop]) -> Result<Identity, Failure> {
         self.call(path, &Identify {})
     }
 
-    /// Identify Switch Device (5100h).
+    /// Sends Identify Switch Device (5100h).
     pub fn identify_switch(&mut self) -> Result<SwitchIdentity, Failure> {
         self.call(&[], &IdentifySwitch {})
     }
 
-    /// Background Operation Status (0002h).
+    /// Sends Background Operation Status (0002h).
     pub fn background_status(&mut self) -> Result<BackgroundStatus, Failure> {
         self.call(&[], &GetBackgroundStatus {})
     }
 
-    /// Get Physical Port State (5101h) of any number of ports.
+    /// Sends Get Physical Port State (5101h) of any number of ports.
     pub fn port_states(&mut self, port_ids: &[u8]) -> Result<Vec<PortStatus>, Failure> {
         let mut ports = Vec::new();
         for some in port_ids.chunks(self.entries(PORT_BYTES)) {
@@ -61,12 +61,12 @@ impl Client {
         Ok(ports)
     }
 
-    /// Physical Port Control (5102h).
+    /// Sends Physical Port Control (5102h).
     pub fn control_port(&mut self, port_id: u8, operation: PortOperation) -> Result<(), Failure> {
         self.run(&[], &PortControl { port_id, operation })
     }
 
-    /// Get Virtual CXL Switch Info (5200h) of one virtual switch, with all its vPPBs.
+    /// Sends Get Virtual CXL Switch Info (5200h) of one virtual switch, with all its vPPBs.
     pub fn virtual_switch(&mut self, vcs_id: u8) -> Result<VirtualSwitch, Failure> {
         let vppbs_max = self.entries(VPPB_BYTES).min(u8::MAX.into()) as u8;
         let mut whole: Option<VirtualSwitch> = None;
@@ -93,7 +93,7 @@ impl Client {
         Err(self.inconsistent(GetVirtualSwitches::OPCODE, "the list of vPPBs does not end".into()))
     }
 
-    /// Bind vPPB (5201h): waits for the operation to end, then checks that the vPPB is bound.
+    /// Sends Bind vPPB (5201h): waits for the operation to end, then checks that the vPPB is bound.
     pub fn bind(&mut self, bind: &BindVppb) -> Result<(), Failure> {
         let ended = self.run(&[], bind);
         self.confirm(BindVppb::OPCODE, (bind.vcs_id, bind.vppb_id), ended, |vppb| {
@@ -104,7 +104,7 @@ impl Client {
         })
     }
 
-    /// Unbind vPPB (5202h): waits for the operation to end, then checks that the vPPB is unbound.
+    /// Sends Unbind vPPB (5202h): waits for the operation to end, then checks that the vPPB is unbound.
     pub fn unbind(&mut self, unbind: &UnbindVppb) -> Result<(), Failure> {
         let ended = self.run(&[], unbind);
         self.confirm(UnbindVppb::OPCODE, (unbind.vcs_id, unbind.vppb_id), ended, |vppb| {
@@ -153,7 +153,7 @@ impl Client {
         self.finish_unfinished(&[], opcode)
     }
 
-    /// Generate AER Event (5203h).
+    /// Sends Generate AER Event (5203h).
     pub fn generate_aer(&mut self, event: &GenerateAerEvent) -> Result<(), Failure> {
         self.run(&[], event)
     }
@@ -182,7 +182,7 @@ impl Client {
         Err(self.inconsistent(GetEventRecords::OPCODE, "the log does not become empty".into()))
     }
 
-    /// The commands that a component reports as supported: its command effects log (0400h, 0401h).
+    /// Returns the commands that a component reports as supported: its command effects log (0400h, 0401h).
     pub fn command_effects(&mut self, path: &[Hop]) -> Result<Vec<CommandEffect>, Failure> {
         let logs = self.call(path, &GetSupportedLogs {})?;
         let Some(log) = logs.logs.iter().find(|log| log.uuid == GetLog::COMMAND_EFFECTS) else {
@@ -198,7 +198,7 @@ impl Client {
         Ok(whole.command_effects())
     }
 
-    /// The number of list entries that fit into one message, with room for two tunnels.
+    /// Returns the number of list entries that fit into one message, with room for two tunnels.
     pub(crate) fn entries(&self, entry_bytes: usize) -> usize {
         const TUNNELS_BYTES: usize = 2 * (HEADER_BYTES + 4);
         (self.message_bytes_max.saturating_sub(FIXED_BYTES + TUNNELS_BYTES) / entry_bytes).clamp(1, u16::MAX.into())

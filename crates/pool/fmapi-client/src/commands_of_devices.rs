@@ -21,12 +21,12 @@ const LIST_BYTES: usize = 24;
 const READS_MAX: u32 = 8;
 
 impl Client {
-    /// Get LD Info (5400h).
+    /// Sends Get LD Info (5400h).
     pub fn ld_capabilities(&mut self, path: &[Hop]) -> Result<LdCapabilities, Failure> {
         self.call(path, &GetLdCapabilities {})
     }
 
-    /// Get LD Allocations (5401h) of all logical devices.
+    /// Sends Get LD Allocations (5401h) of all logical devices.
     pub fn ld_allocations(&mut self, path: &[Hop]) -> Result<LdAllocations, Failure> {
         let count_max = self.entries(ALLOCATION_BYTES).min(u8::MAX.into()) as u8;
         let mut whole = self.call(path, &GetLdAllocations { first_ld_id: 0, count_max })?;
@@ -44,52 +44,52 @@ impl Client {
         Err(self.inconsistent(GetLdAllocations::OPCODE, "the list of logical devices does not end".into()))
     }
 
-    /// Set LD Allocations (5402h).
+    /// Sends Set LD Allocations (5402h).
     pub fn set_ld_allocations(&mut self, path: &[Hop], set: &SetLdAllocations) -> Result<(), Failure> {
         self.run(path, set)
     }
 
-    /// Get QoS Control (5403h).
+    /// Sends Get QoS Control (5403h).
     pub fn qos_control(&mut self, path: &[Hop]) -> Result<QosControl, Failure> {
         self.call(path, &GetQosControl {})
     }
 
-    /// Set QoS Control (5404h).
+    /// Sends Set QoS Control (5404h).
     pub fn set_qos_control(&mut self, path: &[Hop], set: &SetQosControl) -> Result<QosControl, Failure> {
         self.call(path, set)
     }
 
-    /// Get QoS Status (5405h).
+    /// Sends Get QoS Status (5405h).
     pub fn qos_status(&mut self, path: &[Hop]) -> Result<QosStatus, Failure> {
         self.call(path, &GetQosStatus {})
     }
 
-    /// Get QoS Allocated BW (5406h) of these logical devices.
+    /// Sends Get QoS Allocated BW (5406h) of these logical devices.
     pub fn qos_allocated(&mut self, path: &[Hop], first_ld_id: u8, count: u8) -> Result<QosFractions, Failure> {
         self.call(path, &GetQosAllocatedBw { count, first_ld_id })
     }
 
-    /// Get QoS BW Limit (5408h) of these logical devices.
+    /// Sends Get QoS BW Limit (5408h) of these logical devices.
     pub fn qos_limits(&mut self, path: &[Hop], first_ld_id: u8, count: u8) -> Result<QosFractions, Failure> {
         self.call(path, &GetQosBwLimit { count, first_ld_id })
     }
 
-    /// Get DCD Info (5600h).
+    /// Sends Get DCD Info (5600h).
     pub fn dcd(&mut self, path: &[Hop]) -> Result<DcdCapabilities, Failure> {
         self.call(path, &GetDcd {})
     }
 
-    /// Get Host DC Region Configuration (5601h): all regions.
+    /// Sends Get Host DC Region Configuration (5601h): all regions.
     pub fn dc_regions(&mut self, path: &[Hop], host_id: u16) -> Result<HostDcRegions, Failure> {
         self.call(path, &GetHostDcRegions { host_id, count: REGIONS_MAX as u8, first_region: 0 })
     }
 
-    /// Set DC Region Configuration (5602h).
+    /// Sends Set DC Region Configuration (5602h).
     pub fn set_dc_region(&mut self, path: &[Hop], set: &SetDcRegion) -> Result<(), Failure> {
         self.run(path, set)
     }
 
-    /// Get DC Region Extent Lists (5603h): all extents of one generation. They share no byte.
+    /// Sends Get DC Region Extent Lists (5603h): all extents of one generation. They share no byte.
     pub fn dc_extents(&mut self, path: &[Hop], host_id: u16) -> Result<DcExtentLists, Failure> {
         let count = (self.entries(EXTENT_BYTES).saturating_sub(LIST_BYTES / EXTENT_BYTES + 1)).max(1) as u32;
         'list: for _ in 0..READS_MAX {
@@ -126,17 +126,17 @@ impl Client {
         Err(self.inconsistent(GetDcExtentLists::OPCODE, "the list of extents changes, or does not end".into()))
     }
 
-    /// Initiate Dynamic Capacity Add (5604h): offers capacity to a host, which answers later.
+    /// Sends Initiate Dynamic Capacity Add (5604h): offers capacity to a host, which answers later.
     pub fn initiate_dc_add(&mut self, path: &[Hop], add: &InitiateDcAdd) -> Result<(), Failure> {
         self.run(path, add)
     }
 
-    /// Initiate Dynamic Capacity Release (5605h): asks a host for capacity, or takes it.
+    /// Sends Initiate Dynamic Capacity Release (5605h): asks a host for capacity, or takes it.
     pub fn initiate_dc_release(&mut self, path: &[Hop], release: &InitiateDcRelease) -> Result<(), Failure> {
         self.run(path, release)
     }
 
-    /// Dynamic Capacity List Tags (5608h): the first that fit into one answer.
+    /// Sends Dynamic Capacity List Tags (5608h): the first that fit into one answer.
     pub fn dc_tags(&mut self, path: &[Hop]) -> Result<DcTags, Failure> {
         let count = self.entries(TAG_BYTES) as u32;
         self.call(path, &DcListTags { first: 0, count })

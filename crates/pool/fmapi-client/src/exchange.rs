@@ -32,7 +32,8 @@ impl Client {
         raw.map_err(|failure| self.failure(opcode, Cause::Damaged(failure), effect))
     }
 
-    /// The bytes of the answer to Identify, whose dialect is not known yet: they have the tag, and a header's length.
+    /// Returns the bytes of the answer to Identify, whose dialect is not known yet: they have the tag, and a header's
+    /// length.
     pub(crate) fn exchange_unknown(&mut self, message: &Message) -> Result<Vec<u8>, Failure> {
         let is_answer = |raw: &[u8]| raw.len() >= HEADER_BYTES && raw[1] == message.header.tag && raw[0] != 0;
         let opcode = message.header.opcode;
@@ -111,7 +112,7 @@ impl Client {
     }
 }
 
-/// Whether these bytes are the answer to a request with this header.
+/// Returns whether these bytes are the answer to a request with this header.
 fn classify(raw: &[u8], sent: &Header, dialect: &Dialect) -> Arrived {
     match Message::decode(raw, dialect) {
         Ok(message) if message.check_answers(sent, dialect).is_ok() => Arrived::Answer(message),

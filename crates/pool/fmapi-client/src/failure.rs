@@ -102,7 +102,7 @@ pub enum Cause {
 }
 
 impl Failure {
-    /// The return code with which the peer refused, if it did.
+    /// Returns the return code with which the peer refused, if it did.
     pub fn return_code(&self) -> Option<ReturnCode> {
         match self.cause {
             Cause::Refused(code) | Cause::Busy { code, .. } | Cause::BackgroundFailed(code) => Some(code),
@@ -110,7 +110,7 @@ impl Failure {
         }
     }
 
-    /// True if nothing further can be sent by the same client.
+    /// Returns true if nothing further can be sent by the same client.
     pub fn is_fatal(&self) -> bool {
         match &self.cause {
             Cause::TooSlow => true,
@@ -119,12 +119,12 @@ impl Failure {
         }
     }
 
-    /// True if the answer was lost, so that a command that only reads is resent.
+    /// Returns true if the answer was lost, so that a command that only reads is resent.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.cause, Cause::NoAnswer { .. } | Cause::Damaged(_) | Cause::Transport(TransportFailure::TimedOut))
     }
 
-    /// What to do.
+    /// Returns what to do.
     pub fn remedy(&self) -> String {
         let action = match &self.cause {
             Cause::BackgroundAborted { .. } => "look at the hosts, then send the command again".into(),
@@ -155,7 +155,7 @@ impl Failure {
     }
 }
 
-/// What to do when a peer refuses with this code.
+/// Returns what to do when a peer refuses with this code.
 fn of_code(code: ReturnCode) -> &'static str {
     match code {
         ReturnCode::INVALID_INPUT => "compare the numbers with what 'aquifer fmapi ports' and 'vcs' list",

@@ -53,7 +53,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The wait before the n-th resend.
+    /// Returns the wait before the n-th resend.
     pub fn busy_pause(&self, n: u32) -> Duration {
         self.busy_pause.saturating_mul(1 << n.min(16)).min(self.busy_pause_max)
     }

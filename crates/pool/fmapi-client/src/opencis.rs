@@ -68,7 +68,7 @@ impl OpenCis {
 }
 
 impl<S: Stream> OpenCis<S> {
-    /// A transport over a connected stream.
+    /// Creates a transport over a connected stream.
     pub fn new(name: String, stream: S) -> Self {
         Self { name, stream, arrived: Vec::new(), is_broken: false }
     }
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// The messages that arrive before the connection ends.
+    /// Returns the messages that arrive before the connection ends.
     fn received(bytes: &[u8], at_once: usize) -> Vec<Vec<u8>> {
         let mut transport = OpenCis::new("opencis:test".into(), Sends { bytes: bytes.to_vec(), at_once });
         std::iter::from_fn(|| transport.receive(&Dialect::OPENCIS, Duration::from_secs(60)).ok()).collect()

@@ -43,7 +43,7 @@ pub struct PacketStream<S> {
 }
 
 impl<S: Stream> PacketStream<S> {
-    /// A transport over a connected stream.
+    /// Creates a transport over a connected stream.
     pub fn new(name: String, stream: S) -> Self {
         Self {
             name,

@@ -171,7 +171,7 @@ impl PeerAddress {
         }
     }
 
-    /// A failure whose own message has a remedy.
+    /// Returns a failure whose own message has a remedy.
     fn explained(&self, failure: &impl fmt::Display) -> OpenFailure {
         let text = failure.to_string();
         let (why, remedy) = text.split_once("; ").unwrap_or((&text, ""));

@@ -103,7 +103,7 @@ fn unsupported(message: &[u8], dialect: &Dialect) -> Vec<u8> {
     Message::new(Category::Response, byte(TAG_AT), opcode, ReturnCode::UNSUPPORTED, Vec::new()).encode(dialect)
 }
 
-/// The offsets of the tags in a request or an answer: the message's own, and those of tunnelled messages.
+/// Returns the offsets of the tags in a request or an answer: the message's own, and those of tunnelled messages.
 fn places_of_tags(message: &[u8], tunnels: usize) -> Vec<usize> {
     let mut at = 0;
     let mut places = Vec::new();
@@ -114,7 +114,7 @@ fn places_of_tags(message: &[u8], tunnels: usize) -> Vec<usize> {
     places
 }
 
-/// The number of messages that are tunnelled in a request.
+/// Returns the number of messages that are tunnelled in a request.
 fn tunnels(request: &[u8]) -> usize {
     let is_tunnel = |at: usize| request.get(at + 3..at + 5) == Some(&Opcode::TUNNEL.0.to_le_bytes());
     let (mut at, mut tunnels) = (0, 0);
@@ -125,7 +125,8 @@ fn tunnels(request: &[u8]) -> usize {
     tunnels
 }
 
-/// The offset of the message in a tunnel. In some dialects the message type precedes it; no category has that value.
+/// Returns the offset of the message in a tunnel. In some dialects the message type precedes it; no category has that
+/// value.
 fn inner(message: &[u8], at: usize) -> usize {
     let at = at + HEADER_BYTES + TUNNEL_BYTES;
     let has_type = message.get(at).is_some_and(|first| *first > 1 && MessageType::of_bits(*first).is_some());

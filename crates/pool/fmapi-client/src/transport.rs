@@ -14,13 +14,13 @@ use aquifer_fmapi::{Dialect, MessageType, Opcode};
 
 /// Carries messages to one peer and back.
 pub trait Transport: Send {
-    /// The peer, as [`PeerAddress`](crate::PeerAddress) writes it.
+    /// Returns the peer, as [`PeerAddress`](crate::PeerAddress) writes it.
     fn name(&self) -> String;
 
-    /// The longest message in bytes, with its header.
+    /// Returns the longest message in bytes, with its header.
     fn message_bytes_max(&self) -> usize;
 
-    /// The MCTP message type as which a command is sent; None for a transport that has no such types.
+    /// Returns the MCTP message type as which a command is sent; None for a transport that has no such types.
     fn message_type(&self, opcode: Opcode) -> Option<MessageType>;
 
     /// Sends a request. `message` begins with its CCI header, in this dialect. After an error, the peer may or
@@ -60,7 +60,7 @@ pub enum TransportFailure {
 }
 
 impl TransportFailure {
-    /// What to do about it.
+    /// Returns what to do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Closed => "check that the peer runs, and connect again",

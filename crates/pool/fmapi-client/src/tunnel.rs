@@ -61,7 +61,7 @@ impl Client {
         Message::new(Category::Request, self.last_tag, opcode, ReturnCode::SUCCESS, payload)
     }
 
-    /// The answer inside a tunnel's answer.
+    /// Returns the answer inside a tunnel's answer.
     fn unwrap(&self, outer: &Message, asked: &Message) -> Result<Message, Cause> {
         let mut input = Reader::new(&outer.payload, self.dialect);
         let inner = Tunnelled::read(&mut input).and_then(|inner| input.finish().map(|()| inner));

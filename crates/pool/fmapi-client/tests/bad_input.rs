@@ -17,7 +17,7 @@ mod world;
 use script::answer;
 use world::{Injected, VirtualClock, Wire, World};
 
-/// A client of a peer that answers every request with success and this payload; and the number of requests.
+/// Returns a client of a peer that answers every request with success and this payload; and the number of requests.
 fn answering(payload: impl Fn(&Message) -> Vec<u8> + Send + 'static) -> (Client, Arc<Mutex<u32>>) {
     let count = Arc::new(Mutex::new(0));
     let counted = Arc::clone(&count);
@@ -59,7 +59,7 @@ fn lists() -> Vec<Reads> {
     ]
 }
 
-/// True for a failure that says that the answer is wrong, and what to do.
+/// Returns true for a failure that says that the answer is wrong, and what to do.
 fn is_refused(failure: &Failure) -> bool {
     let is_named = matches!(failure.cause, Cause::Damaged(_) | Cause::Inconsistent { .. });
     is_named && failure.to_string().contains("record it with --trace, and run 'aquifer fmapi check' on the peer")

@@ -39,7 +39,7 @@ fn setup_with(opcode: Opcode, injections: &[Injected], limits: Limits) -> Setup 
 }
 
 impl Setup {
-    /// How many requests of a command the switch received.
+    /// Returns how many requests of a command the switch received.
     fn sent(&self, opcode: Opcode) -> usize {
         self.world.lock().unwrap().requests.iter().filter(|(_, message)| message.header.opcode == opcode).count()
     }

@@ -95,7 +95,7 @@ impl Command {
         }
     }
 
-    /// The request that changes the state, without a client.
+    /// Returns the request that changes the state, without a client.
     fn request(&self) -> Option<Request> {
         match self {
             Self::Bind(bind) => Some(Request::BindVppb(*bind)),
@@ -121,7 +121,7 @@ fn ask(switch: &mut Switch, now_ns: u64, request: &Request) -> Vec<u8> {
     answers.map(|answer| answer.payload).next().expect("an answer")
 }
 
-/// The switch once it has come to rest: what ends by itself has ended, and what never would is aborted.
+/// Returns the switch once it has come to rest: what ends by itself has ended, and what never would is aborted.
 fn at_rest(switch: &Switch) -> Switch {
     let mut rested = switch.clone();
     let _ = rested.advance(REST_NS);
@@ -129,7 +129,7 @@ fn at_rest(switch: &Switch) -> Switch {
     rested
 }
 
-/// The state at rest: the first virtual switch, and what each logical device has.
+/// Returns the state at rest: the first virtual switch, and what each logical device has.
 fn state(switch: &Switch) -> (VirtualSwitch, Vec<u8>) {
     let mut rested = at_rest(switch);
     let get = GetVirtualSwitches { first_vppb: 0, vppbs_max: 255, vcs_ids: vec![0] };
@@ -142,7 +142,7 @@ fn state(switch: &Switch) -> (VirtualSwitch, Vec<u8>) {
     (read.switches.remove(0), ask(&mut rested, REST_NS, &tunnel(1, &allocations)))
 }
 
-/// The state after a command that nothing disturbs.
+/// Returns the state after a command that nothing disturbs.
 fn state_after(switch: &Switch, command: &Command) -> (VirtualSwitch, Vec<u8>) {
     let mut undisturbed = at_rest(switch);
     if let Some(request) = command.request() {
@@ -182,7 +182,7 @@ fn injections(mut random: Random, percent: u64) -> world::Injections {
     })
 }
 
-/// Another manager, which sends bytes and waits for nothing.
+/// Returns another manager, which sends bytes and waits for nothing.
 fn rival(mut random: Random, other: Other) -> world::Rival {
     Box::new(move |switch, now_ns| {
         if !random.chance(20) {
@@ -242,7 +242,7 @@ fn play(seed: u64, seen: &mut Seen) {
     }
 }
 
-/// Carries out one command and judges what followed. True if the peer has ended.
+/// Carries out one command and judges what followed. Returns true if the peer has ended.
 fn judge(
     command: &Command,
     other: Other,

@@ -84,7 +84,7 @@ fn command(client: &mut Client, random: &mut Random) -> Result<(), Failure> {
 type Place = (u8, u8, u16);
 const PLACES: [Place; 2] = [(3, SLD, BindVppb::NO_LD), (4, MLD, 1)];
 
-/// The state of a vPPB while nothing happens, and how often the MLD was pulled out so far.
+/// Returns the state of a vPPB while nothing happens, and how often the MLD was pulled out so far.
 fn look(client: &mut Client, trouble: &Mutex<Trouble>, vppb_id: u8) -> (Vppb, u32) {
     let pause = |is_paused| {
         let mut trouble = trouble.lock().unwrap();

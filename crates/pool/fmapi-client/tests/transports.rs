@@ -88,7 +88,7 @@ fn client(transport: Box<dyn Transport>) -> Client {
     Client::new(transport, SystemClock::shared(), Limits { answer: ANSWER, ..Limits::default() })
 }
 
-/// What every peer with a device at port 1 answers.
+/// Checks what every peer with a device at port 1 answers.
 fn converse(client: &mut Client, name: &str) {
     let switch = client.identify_switch().unwrap();
     let ports: Vec<u8> = (0..switch.physical_ports).collect();

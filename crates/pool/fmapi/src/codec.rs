@@ -30,12 +30,12 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader at the first byte.
+    /// Creates a reader at the first byte.
     pub fn new(bytes: &'a [u8], dialect: &'a Dialect) -> Self {
         Self { bytes, at: 0, dialect }
     }
 
-    /// The next bytes.
+    /// Takes the next bytes.
     pub fn take(&mut self, wanted: usize) -> Result<&'a [u8], DecodeFailure> {
         let left = &self.bytes[self.at..];
         let taken = left.get(..wanted).ok_or(DecodeFailure::Short { at: self.at, wanted, found: left.len() })?;
@@ -50,17 +50,17 @@ impl<'a> Reader<'a> {
         left
     }
 
-    /// How many bytes are left.
+    /// Returns how many bytes are left.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// Offset of the next byte.
+    /// Returns the offset of the next byte.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// A field or payload.
+    /// Reads a field or payload.
     pub fn read<P: Payload>(&mut self) -> Result<P, DecodeFailure> {
         P::read(self)
     }
@@ -98,32 +98,32 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer with nothing written.
+    /// Creates a writer with nothing written.
     pub fn new(dialect: &'a Dialect) -> Self {
         Self { bytes: Vec::new(), dialect }
     }
 
-    /// A field or payload.
+    /// Writes a field or payload.
     pub fn put<P: Payload>(&mut self, field: &P) {
         field.write(self);
     }
 
-    /// Bytes as they are.
+    /// Writes bytes as they are.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Every entry of a list.
+    /// Writes every entry of a list.
     pub fn put_list<P: Payload>(&mut self, list: &[P]) {
         list.iter().for_each(|one| one.write(self));
     }
 
-    /// Zeros.
+    /// Writes zeros.
     pub fn reserved(&mut self, bytes: usize) {
         self.bytes.resize(self.bytes.len() + bytes, 0);
     }
 
-    /// The length of a list as a byte. A list of more than 255 entries is a bug of the caller.
+    /// Writes the length of a list as a byte. A list of more than 255 entries is a bug of the caller.
     pub fn count_u8<T>(&mut self, list: &[T]) {
         self.put(&u8::try_from(list.len()).expect("no more entries than a byte counts"));
     }
@@ -207,7 +207,7 @@ macro_rules! field_enum {
         }
 
         impl $name {
-            /// The byte.
+            /// Returns the byte.
             pub fn bits(self) -> u8 {
                 match self {
                     $(Self::$value => $number,)*
@@ -215,7 +215,7 @@ macro_rules! field_enum {
                 }
             }
 
-            /// The value that a byte encodes.
+            /// Returns the value that a byte encodes.
             pub fn of_bits(bits: u8) -> Self {
                 match bits {
                     $($number => Self::$value,)*

@@ -40,7 +40,7 @@ macro_rules! commands {
             /// Every opcode that this crate knows, in order.
             pub const ALL: &'static [Self] = &[$(Self($number)),*];
 
-            /// The command's name in the specification; None for an opcode that is not in [`Opcode::ALL`].
+            /// Returns the command's name in the specification; None for an opcode that is not in [`Opcode::ALL`].
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some($text),)*
@@ -73,7 +73,7 @@ macro_rules! commands {
         }
 
         impl Request {
-            /// The number of the command.
+            /// Returns the number of the command.
             pub fn opcode(&self) -> Opcode {
                 match self {
                     $(Self::$request(_) => Opcode($number),)*
@@ -100,7 +100,7 @@ macro_rules! commands {
         }
 
         impl Response {
-            /// The opcode of the request that it answers.
+            /// Returns the opcode of the request that it answers.
             pub fn opcode(&self) -> Opcode {
                 match self {
                     $(Self::$request(_) => Opcode($number),)*

@@ -142,7 +142,7 @@ impl Dialect {
         ..Self::STANDARD
     };
 
-    /// The dialect with this name, in any case.
+    /// Returns the dialect with this name, in any case.
     pub fn named(name: &str) -> Option<&'static Self> {
         static ALL: [Dialect; 5] = Dialect::ALL;
         ALL.iter().find(|dialect| dialect.name.eq_ignore_ascii_case(name))

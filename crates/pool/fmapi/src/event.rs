@@ -115,12 +115,12 @@ pub struct EventRecords {
 }
 
 impl EventRecords {
-    /// True if records have been lost since the log was last cleared.
+    /// Returns true if records have been lost since the log was last cleared.
     pub fn has_overflowed(&self) -> bool {
         self.flags & 1 != 0
     }
 
-    /// True if the log has more records.
+    /// Returns true if the log has more records.
     pub fn has_more(&self) -> bool {
         self.flags & 2 != 0
     }

@@ -163,7 +163,7 @@ pub enum EventData {
 }
 
 impl EventData {
-    /// The UUID of its kind, in the order in which the bytes are sent.
+    /// Returns the UUID of its kind, in the order in which the bytes are sent.
     pub fn uuid(&self) -> [u8; 16] {
         match self {
             Self::Capacity(_) => CAPACITY,
@@ -173,7 +173,7 @@ impl EventData {
         }
     }
 
-    /// A record with this data. Its handle and its time are set when it is written to a log.
+    /// Returns a record with this data. Its handle and its time are set when it is written to a log.
     pub fn record(&self, severity: u8) -> EventRecord {
         let mut out = Writer::new(&Dialect::STANDARD);
         match self {
@@ -201,7 +201,7 @@ impl EventData {
 }
 
 impl EventRecord {
-    /// The data of this record; None for a kind that [`EventData`] does not have.
+    /// Returns the data of this record; None for a kind that [`EventData`] does not have.
     pub fn meaning(&self) -> Option<EventData> {
         let mut input = Reader::new(&self.data, &Dialect::STANDARD);
         let read = match self.uuid {

@@ -64,7 +64,7 @@ impl fmt::Display for DecodeFailure {
 impl std::error::Error for DecodeFailure {}
 
 impl DecodeFailure {
-    /// What a peer answers to a request that it cannot decode.
+    /// Returns what a peer answers to a request that it cannot decode.
     pub fn return_code(&self) -> ReturnCode {
         match self {
             Self::LengthDiffers { .. } | Self::Short { .. } | Self::Trailing { .. } => {

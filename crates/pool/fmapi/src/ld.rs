@@ -44,7 +44,7 @@ field_enum! {
 }
 
 impl Granularity {
-    /// The size in bytes; None where the value is reserved.
+    /// Returns the size in bytes; None where the value is reserved.
     pub fn bytes(self) -> Option<u64> {
         match self {
             Self::Mib256 => Some(256 << 20),

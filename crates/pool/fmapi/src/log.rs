@@ -93,7 +93,7 @@ pub struct CommandEffect {
 }
 
 impl LogBytes {
-    /// The lines of a command effects log. Bytes at the end that are not a whole line are left out.
+    /// Returns the lines of a command effects log. Bytes at the end that are not a whole line are left out.
     pub fn command_effects(&self) -> Vec<CommandEffect> {
         let line = |bytes: &[u8]| CommandEffect {
             opcode: Opcode(u16::from_le_bytes([bytes[0], bytes[1]])),

@@ -41,12 +41,12 @@ pub enum MessageType {
 }
 
 impl MessageType {
-    /// The type as which a command is sent: the sets of the FM API as type 7, all others as type 8.
+    /// Returns the type as which a command is sent: the sets of the FM API as type 7, all others as type 8.
     pub fn of(opcode: Opcode) -> Self {
         if opcode.is_fabric_manager() { Self::FabricManager } else { Self::ComponentCommand }
     }
 
-    /// The number of the type.
+    /// Returns the number of the type.
     pub fn bits(self) -> u8 {
         match self {
             Self::FabricManager => 7,
@@ -54,7 +54,7 @@ impl MessageType {
         }
     }
 
-    /// The type with this number.
+    /// Returns the type with this number.
     pub fn of_bits(bits: u8) -> Option<Self> {
         [Self::FabricManager, Self::ComponentCommand].into_iter().find(|kind| kind.bits() == bits)
     }
@@ -94,7 +94,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// An assembler for a peer that writes this dialect.
+    /// Creates an assembler for a peer that writes this dialect.
     pub fn new(dialect: &'static Dialect) -> Self {
         Self { dialect, partial: Default::default() }
     }
@@ -130,7 +130,7 @@ impl Assembler {
     }
 }
 
-/// The packets of a message. `sequence` is the sender's counter, which continues from message to message.
+/// Returns the packets of a message. `sequence` is the sender's counter, which continues from message to message.
 pub fn packets(message: &Received, sequence: &mut u8) -> Vec<u8> {
     let body = [&[message.kind.bits()][..], &message.bytes].concat();
     let count = body.len().div_ceil(BODY_BYTES);

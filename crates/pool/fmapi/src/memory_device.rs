@@ -40,7 +40,7 @@ pub struct MemoryIdentity {
 }
 
 impl MemoryIdentity {
-    /// The capacity in bytes; None if it does not fit into the type.
+    /// Returns the capacity in bytes; None if it does not fit into the type.
     pub fn total_bytes(&self) -> Option<u64> {
         self.total_capacity.checked_mul(CAPACITY_UNIT_BYTES)
     }

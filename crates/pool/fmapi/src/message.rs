@@ -22,14 +22,14 @@ pub struct Message {
 }
 
 impl Message {
-    /// A request.
+    /// Returns a request.
     pub fn request(tag: u8, request: &Request, dialect: &Dialect) -> Self {
         let mut out = Writer::new(dialect);
         request.write(&mut out);
         Self::new(Category::Request, tag, request.opcode(), ReturnCode::SUCCESS, out.bytes)
     }
 
-    /// The answer to a request with this header.
+    /// Returns the answer to a request with this header.
     pub fn answer(to: &Header, return_code: ReturnCode, response: Option<&Response>, dialect: &Dialect) -> Self {
         let mut out = Writer::new(dialect);
         response.inspect(|response| response.write(&mut out));
@@ -39,7 +39,7 @@ impl Message {
         message
     }
 
-    /// A message of these parts.
+    /// Creates a message of these parts.
     pub fn new(category: Category, tag: u8, opcode: Opcode, return_code: ReturnCode, payload: Vec<u8>) -> Self {
         let payload_bytes = u32::try_from(payload.len()).expect("no payload is that long");
         let header =
@@ -47,7 +47,7 @@ impl Message {
         Self { header, payload }
     }
 
-    /// The bytes of the message.
+    /// Returns the bytes of the message.
     pub fn encode(&self, dialect: &Dialect) -> Vec<u8> {
         let mut out = Writer::new(dialect);
         out.put(&self.header);
@@ -67,7 +67,7 @@ impl Message {
         Ok(Self { header, payload })
     }
 
-    /// Whether this is the answer to a request with that header.
+    /// Checks whether this is the answer to a request with that header.
     pub fn check_answers(&self, sent: &Header, dialect: &Dialect) -> Result<(), ResponseFailure> {
         let found = self.header;
         if found.category != Category::Response {

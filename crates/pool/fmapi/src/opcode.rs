@@ -10,12 +10,12 @@ use std::fmt;
 pub struct Opcode(pub u16);
 
 impl Opcode {
-    /// The command set.
+    /// Returns the command set.
     pub fn set(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// True for the sets of the fabric-manager API, sent as MCTP message type 7; the others are sent as type 8.
+    /// Returns true for the sets of the fabric-manager API, sent as MCTP message type 7; the others are sent as type 8.
     pub fn is_fabric_manager(self) -> bool {
         (0x51..=0x56).contains(&self.set())
     }

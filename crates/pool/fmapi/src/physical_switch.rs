@@ -36,7 +36,7 @@ payload! {
 }
 
 impl SwitchIdentity {
-    /// The numbers whose bits are set.
+    /// Returns the numbers whose bits are set.
     pub fn numbers(bits: &[u8; 32]) -> impl Iterator<Item = u8> + '_ {
         (0..=u8::MAX).filter(|number| bits[usize::from(number / 8)] >> (number % 8) & 1 == 1)
     }

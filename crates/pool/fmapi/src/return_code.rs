@@ -27,7 +27,7 @@ macro_rules! codes {
         impl ReturnCode {
             $(#[doc = concat!($text, ".")] pub const $name: Self = Self($number);)*
 
-            /// The name of the code, as the specification has it; None where it has none.
+            /// Returns the name of the code, as the specification has it; None where it has none.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some($text),)*
@@ -75,7 +75,7 @@ codes! {
 }
 
 impl ReturnCode {
-    /// What the sender of the command should do.
+    /// Returns what the sender of the command should do.
     pub fn disposition(self) -> Disposition {
         match self {
             Self::SUCCESS => Disposition::Done,

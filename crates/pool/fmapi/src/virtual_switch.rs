@@ -31,7 +31,7 @@ impl Payload for GetVirtualSwitches {
 }
 
 impl GetVirtualSwitches {
-    /// How many vPPBs an answer lists for a switch that has `total`.
+    /// Returns how many vPPBs an answer lists for a switch that has `total`.
     pub fn vppbs_listed(&self, total: u8) -> u8 {
         total.saturating_sub(self.first_vppb).min(self.vppbs_max)
     }

@@ -14,7 +14,7 @@ fn written(dialect: &Dialect, write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     out.bytes
 }
 
-/// Bytes that are often a valid payload, because most of them are small, as counts are.
+/// Generates bytes that are often a valid payload, because most of them are small, as counts are.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![3 => 0u8..4, 1 => any::<u8>()];
     prop_oneof![

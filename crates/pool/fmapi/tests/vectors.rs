@@ -19,7 +19,7 @@ fn written(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     out.bytes
 }
 
-/// Whether a request was malformed on purpose: QEMU refused it, and this crate refuses it, too.
+/// Returns whether a request was malformed on purpose: QEMU refused it, and this crate refuses it, too.
 fn is_malformed(note: &str) -> bool {
     ["list shorter than count", "no payload", "truncated", "size mismatch"].contains(&note)
 }

@@ -33,7 +33,7 @@ pub(crate) enum Role {
 impl Role {
     pub(crate) const ALL: [Role; 3] = [Role::ReadOnly, Role::Operator, Role::Administrator];
 
-    /// Its name in Redfish.
+    /// Returns its name in Redfish.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ReadOnly => "ReadOnly",
@@ -46,7 +46,7 @@ impl Role {
         Role::ALL.into_iter().find(|role| role.name() == name)
     }
 
-    /// The standard privileges that it has.
+    /// Returns the standard privileges that it has.
     pub(crate) fn privileges(self) -> &'static [&'static str] {
         const ALL: [&str; 5] = ["Login", "ConfigureSelf", "ConfigureComponents", "ConfigureUsers", "ConfigureManager"];
         match self {
@@ -75,7 +75,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Account {
-    /// The account's ETag. A new password changes it, too.
+    /// Returns the account's ETag. A new password changes it, too.
     pub(crate) fn etag(&self) -> String {
         etag_of(&json(self))
     }
@@ -86,7 +86,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     name.parse::<VolumeName>().map(drop).map_err(|not| not.to_string())
 }
 
-/// Random bytes of the operating system.
+/// Returns random bytes of the operating system.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     // Without randomness neither passwords nor tokens are safe, and Linux always has some after it has booted.
@@ -94,7 +94,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -112,7 +112,7 @@ pub(crate) fn hash(password: &str) -> Result<String, String> {
     Ok(hashed.expect("a password and a salt of these lengths can be hashed").to_string())
 }
 
-/// Whether a password is right. Takes equally long for an account that does not exist.
+/// Returns whether a password is right. Takes equally long for an account that does not exist.
 pub(crate) fn verify(account: Option<&Account>, password: &str) -> bool {
     // The hash of a random password that was thrown away.
     const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm9ib2R5\

@@ -27,7 +27,7 @@ pub(crate) struct Combined {
 }
 
 impl Combined {
-    /// These peers, and these switches, which have not been asked yet.
+    /// Combines these peers with these switches, which have not been asked yet.
     pub(crate) fn new(others: Box<dyn Peers>, switches: Switches) -> Combined {
         let topology = others.topology();
         let (inventories, notices) = (BTreeMap::new(), Vec::new());

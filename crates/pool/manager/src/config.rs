@@ -173,7 +173,7 @@ impl Config {
         Config::parse(&text).map_err(|not| NotAConfig(format!("{name}: {not}")))
     }
 
-    /// The text of a configuration file with these settings.
+    /// Returns the text of a configuration file with these settings.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("settings are TOML")
     }
@@ -221,7 +221,7 @@ fn within(name: &str, value: u64, min: u64, max: u64) -> Result<(), NotAConfig> 
     }
 }
 
-/// A configuration with every setting, its default and its meaning.
+/// Returns a configuration with every setting, its default and its meaning.
 pub fn reference() -> &'static str {
     include_str!("reference.toml")
 }

@@ -73,7 +73,7 @@ pub(crate) struct Page {
     pub(crate) bytes: Bytes,
 }
 
-/// Where the files are if the configuration names no directory: for a built daemon, and for an installed one.
+/// Returns where the files are if the configuration names no directory: for a built daemon, and for an installed one.
 fn places(program: &Path) -> [PathBuf; 2] {
     let directory = program.parent().unwrap_or(program);
     [directory.join("../console"), directory.join("../../share/aquifer/console")]
@@ -126,7 +126,8 @@ impl Console {
         }
     }
 
-    /// The answer to a request, if its path is the console's: a file, a redirect to the page, or how to install it.
+    /// Returns the answer to a request, if its path is the console's: a file, a redirect to the page, or how to install
+    /// it.
     pub(crate) fn page(&self, method: &str, path: &str, if_none_match: Option<&str>) -> Option<Page> {
         let is_entrance = path == "/" || path == PREFIX.trim_end_matches('/');
         if !is_entrance && !path.starts_with(PREFIX) {
@@ -165,7 +166,7 @@ impl Page {
     }
 }
 
-/// The headers of every answer that restrict the browser.
+/// Returns the headers of every answer that restrict the browser.
 fn guards() -> Vec<(&'static str, String)> {
     [
         ("content-security-policy", POLICY),

@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 pub(crate) struct CrashPoint(Option<Arc<AtomicU64>>);
 
 impl CrashPoint {
-    /// A kill at effect `number`, counted from 1, or none.
+    /// Returns a kill at effect `number`, counted from 1, or none.
     pub(crate) fn at(number: Option<u64>) -> CrashPoint {
         CrashPoint(number.map(|number| Arc::new(AtomicU64::new(number))))
     }

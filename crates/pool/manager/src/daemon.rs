@@ -126,12 +126,12 @@ impl Daemon {
         Ok(Daemon { runtime, listener, scraped, tls, service, role, config: config.clone() })
     }
 
-    /// Where it listens.
+    /// Returns where it listens.
     pub fn address(&self) -> Result<SocketAddr, Failure> {
         self.listener.local_addr().map_err(failed)
     }
 
-    /// Where donors and hosts register, if they do. A manager that stands by listens there once it leads.
+    /// Returns where donors and hosts register, if they do. A manager that stands by listens there once it leads.
     pub fn control_address(&self) -> Option<SocketAddr> {
         match &self.role {
             Role::Lead(lead, _) => lead.control_address(),
@@ -139,7 +139,7 @@ impl Daemon {
         }
     }
 
-    /// Where it gives its metrics.
+    /// Returns where it gives its metrics.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.scraped.as_ref().and_then(|listener| listener.local_addr().ok())
     }

@@ -30,7 +30,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// The event's name in the manager's message registry.
+    /// Returns the event's name in the manager's message registry.
     pub(crate) fn message_id(&self) -> String {
         format!("AquiferFabric.1.0.{}", self.kind)
     }
@@ -82,7 +82,7 @@ impl Events {
         let _ = self.followers.send(event);
     }
 
-    /// The number of the newest event.
+    /// Returns the number of the newest event.
     pub(crate) fn newest(&self) -> u64 {
         self.ring.lock().expect("no holder of this lock panics").0
     }

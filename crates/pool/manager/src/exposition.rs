@@ -45,7 +45,7 @@ struct Page {
 }
 
 impl Page {
-    /// One sample. All samples of a metric follow each other, below its header.
+    /// Adds one sample. All samples of a metric follow each other, below its header.
     fn add(&mut self, name: &'static str, suffix: &str, labels: &str, value: impl std::fmt::Display) {
         if self.last != name {
             let (_, kind, meaning) = METRICS.iter().find(|metric| metric.0 == name).expect("every metric is listed");
@@ -92,13 +92,13 @@ impl Page {
     }
 }
 
-/// Microseconds as seconds, exactly.
+/// Returns microseconds as seconds, exactly.
 fn seconds(us: u64) -> String {
     let text = format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The page of metrics. A standby has no snapshot of the pool.
+/// Returns the page of metrics. A standby has no snapshot of the pool.
 pub(crate) fn exposition(readings: &Readings, led: Option<&Snapshot>) -> String {
     let mut page = Page { text: String::new(), last: "" };
     page.add("aquifer_fabric_leader", "", "", u8::from(led.is_some()));

@@ -43,7 +43,7 @@ impl Hashing {
         self.state.lock().expect("a panic ends the daemon")
     }
 
-    /// Waits up to five seconds for a permit. `None` if none becomes free, or if too many logins wait already.
+    /// Waits up to five seconds for a permit. Returns `None` if none becomes free, or if too many logins wait already.
     pub(crate) fn begin(&self) -> Option<Permit<'_>> {
         self.begin_within(WAIT_MAX)
     }

@@ -170,7 +170,7 @@ impl Issuance {
         self.directory.join(name)
     }
 
-    /// The certificates of the authorities that ends must trust, in PEM.
+    /// Returns the certificates of the authorities that ends must trust, in PEM.
     pub(crate) fn trusted(&self) -> String {
         trusted(&self.authority, self.second.as_ref())
     }
@@ -216,18 +216,18 @@ impl Issuance {
         }
     }
 
-    /// The list of revoked certificates, in PEM.
+    /// Returns the list of revoked certificates, in PEM.
     pub(crate) fn current_list(&self) -> Option<String> {
         locked(&self.listed).as_ref().map(|found| found.list.list.to_string())
     }
 
-    /// The serial numbers on the list that is handed out.
+    /// Returns the serial numbers on the list that is handed out.
     #[cfg(test)]
     pub(crate) fn listed_serials(&self) -> Vec<String> {
         locked(&self.listed).iter().flat_map(|found| &found.revoked).map(|(serial, _)| serial.clone()).collect()
     }
 
-    /// The fingerprint for tokens: that of the last certificate in the chain that REST clients see.
+    /// Returns the fingerprint for tokens: that of the last certificate in the chain that REST clients see.
     pub(crate) fn pin(&self) -> Result<String, String> {
         let text = read(&self.served)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok).collect();
@@ -338,7 +338,7 @@ impl Issuance {
         }
     }
 
-    /// What an operator must know about certificates of another authority than the one that signs: one line.
+    /// Returns what an operator must know about certificates of another authority than the one that signs: one line.
     pub(crate) fn about_old(&self, store: &ManagerStore, now: Millis) -> Result<Option<String>, ManagerStoreFailure> {
         let all = store.all::<Issued>(CERTIFICATES)?;
         let owners = second::owners(&all, &self.outstanding(&all, now));
@@ -387,7 +387,8 @@ impl Issuance {
         Ok(self.list(revoked.collect(), now))
     }
 
-    /// This manager leads no longer: it hands out no list, and signs none again, before it has read the store.
+    /// Forgets the list, because this manager leads no longer: it hands out and signs none before it has read the
+    /// store.
     pub(crate) fn forget_list(&self) {
         *locked(&self.listed) = None;
     }
@@ -423,7 +424,7 @@ impl Issuance {
         self.replace_list(&mut locked(&self.listed), revoked, now)
     }
 
-    /// The list's number grows, even if the clock is set back.
+    /// Signs a list and writes its file. The list's number grows, even if the clock is set back.
     fn replace_list(
         &self,
         kept: &mut Option<Listed>,
@@ -446,7 +447,7 @@ impl Issuance {
     }
 }
 
-/// The certificates of both authorities, the one that signs first.
+/// Returns the certificates of both authorities, the one that signs first.
 fn trusted(first: &Authority, second: Option<&Second>) -> String {
     let mut text = String::new();
     for pem in std::iter::once(first.pem()).chain(second.map(|second| second.authority.pem())) {
@@ -525,7 +526,7 @@ fn send(sender: &SyncSender<Result<String, Refused>>, outcome: Result<String, St
     let _ = sender.send(outcome.map_err(Refused::new));
 }
 
-/// The validity of the first certificate of a chain, for answers.
+/// Returns the validity of the first certificate of a chain, for answers.
 pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
     first_of(chain).and_then(|certificate| facts(&certificate)).map(|facts| facts.validity)
 }

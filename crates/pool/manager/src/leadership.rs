@@ -102,12 +102,12 @@ impl Lead {
         Ok(Lead { writer, rounds: config.rounds.clone(), control, audit })
     }
 
-    /// Where donors and hosts register, if they do.
+    /// Returns where donors and hosts register, if they do.
     pub(crate) fn control_address(&self) -> Option<SocketAddr> {
         self.control
     }
 
-    /// From now on this manager answers requests as the leader, and keeps what they post for [`Lead::serve`].
+    /// Lets this manager answer requests as the leader from now on, and keeps what they post for [`Lead::serve`].
     pub(crate) fn take_orders(service: &Service) -> Receiver<Posted> {
         let (sender, posted) = sync_channel(ORDERS_MAX);
         service.take_position(Position::Leader { orders: sender });
@@ -148,7 +148,7 @@ impl Lead {
         }
     }
 
-    /// How long to wait for orders before the next round. Every end is queried once within `idle-ms`.
+    /// Returns how long to wait for orders before the next round. Every end is queried once within `idle-ms`.
     fn wait(&self, pace: Pace) -> Duration {
         let (busy, idle) = (Duration::from_millis(self.rounds.busy_ms), Duration::from_millis(self.rounds.idle_ms));
         match pace {
@@ -266,7 +266,7 @@ impl Candidate {
         }
     }
 
-    /// Waits for the leadership. `None` if a signal ends this manager.
+    /// Waits for the leadership. Returns `None` if a signal ends this manager.
     fn stand_by(&self, service: &Service, notify: &Notify) -> Option<Keeper> {
         let mut last = None;
         loop {
@@ -366,7 +366,7 @@ mod tests {
         })
     }
 
-    /// A store with one revoked certificate.
+    /// Returns a store with one revoked certificate.
     fn store() -> MemoryStore {
         let mut store = MemoryStore::default();
         store.commit(&Transaction::new().put(key("0a"), revoked())).expect("it is empty");

@@ -85,7 +85,7 @@ impl Attempts {
         Ok(())
     }
 
-    /// The password was wrong.
+    /// Counts a wrong password.
     pub(crate) fn fail(&mut self, config: &SessionsConfig, address: IpAddr, account: &str, now: Millis) {
         make_room(&mut self.accounts, now);
         let lock = self.accounts.entry((network(address), account.to_owned())).or_default();
@@ -95,7 +95,7 @@ impl Attempts {
         *lock = Count { count: lock.count + 1, until: now.0 + config.locked_seconds * 1000 };
     }
 
-    /// The password was right.
+    /// Forgets the wrong passwords, because the right one was given.
     pub(crate) fn succeed(&mut self, address: IpAddr, account: &str) {
         self.accounts.remove(&(network(address), account.to_owned()));
     }

@@ -72,7 +72,7 @@ impl From<NotCommitted> for ManagerStoreFailure {
 pub(crate) struct AuditDamage(pub(crate) String);
 
 impl ManagerStoreFailure {
-    /// Whether another attempt, by this manager or another one, may succeed.
+    /// Returns whether another attempt, by this manager or another one, may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Corrupt(_) | Self::Damaged { .. } => false,
@@ -84,7 +84,7 @@ impl ManagerStoreFailure {
         }
     }
 
-    /// Whether a transaction was refused for its size, so that the store is as before.
+    /// Returns whether a transaction was refused for its size, so that the store is as before.
     pub(crate) fn is_too_large(&self) -> bool {
         matches!(self, Self::NotCommitted(NotCommitted::Refused { .. } | NotCommitted::TooLarge { .. }))
     }
@@ -196,7 +196,7 @@ impl ManagerStore {
         Ok(Some((entry.version, parse(&key, &entry.value)?)))
     }
 
-    /// The end of the audit log.
+    /// Returns the end of the audit log.
     pub(crate) fn tail(&self) -> Tail {
         self.tail
     }
@@ -247,12 +247,12 @@ impl ManagerStore {
         self.with_entries(transaction, entries, now).map(drop)
     }
 
-    /// The value of a key, if there is one.
+    /// Returns the value of a key, if there is one.
     pub(crate) fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ManagerStoreFailure> {
         Ok(self.load(name)?.map(|(_, value)| value))
     }
 
-    /// All values whose keys begin with `prefix`, with the rest of their keys.
+    /// Returns all values whose keys begin with `prefix`, with the rest of their keys.
     pub(crate) fn all<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<(String, T)>, ManagerStoreFailure> {
         let found = self.store.scan_all(prefix)?;
         let one = |(key, entry): (Key, aquifer_state_store::Entry)| {
@@ -261,7 +261,7 @@ impl ManagerStore {
         found.into_iter().map(one).collect()
     }
 
-    /// Up to `count` records after number `after`.
+    /// Returns up to `count` records after number `after`.
     pub(crate) fn records(&self, after: u64, count: usize) -> Result<Vec<Record>, ManagerStoreFailure> {
         let after = key(format!("audit/{after:016}"));
         let found = self.store.scan("audit/0", Some(&after))?;
@@ -283,7 +283,7 @@ impl ManagerStore {
         AuditCheck { verifier: Verifier::new(self.tail), after: key("audit/0"), left: self.tail.records }
     }
 
-    /// Checks one more page of the audit log. `None` if the check is not done.
+    /// Checks one more page of the audit log. Returns `None` if the check is not done.
     pub(crate) fn continue_audit_check(
         &self,
         check: &mut AuditCheck,

@@ -68,39 +68,39 @@ pub(crate) struct Readings {
 
 // Relaxed throughout: each counter is read alone, and nothing depends on the order of two of them.
 impl Meters {
-    /// A request was answered. Those without a route count as one.
+    /// Counts a request that was answered. Those without a route count as one.
     pub(crate) fn count_answer(&self, method: &'static str, path: &'static str, status: u16) {
         *self.answered.lock().expect("no holder of this lock panics").entry((method, path, status)).or_default() += 1;
     }
 
-    /// A transaction of the store has ended.
+    /// Counts a transaction of the store that has ended.
     pub(crate) fn count_commit(&self, took: Duration, is_committed: bool) {
         self.commits.lock().expect("no holder of this lock panics").add(took);
         self.commits_failed.fetch_add(u64::from(!is_committed), Ordering::Relaxed);
     }
 
-    /// A round of the writer has ended.
+    /// Counts a round of the writer that has ended.
     pub(crate) fn count_round(&self, took: Duration) {
         self.rounds.lock().expect("no holder of this lock panics").add(took);
     }
 
-    /// Steps were sent.
+    /// Counts steps that were sent.
     pub(crate) fn count_steps(&self, sent: usize, failed: usize) {
         self.steps.fetch_add(sent as u64, Ordering::Relaxed);
         self.steps_failed.fetch_add(failed as u64, Ordering::Relaxed);
     }
 
-    /// This manager began to lead.
+    /// Counts a term: this manager began to lead.
     pub(crate) fn count_term(&self) {
         self.terms.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The audit log was checked.
+    /// Notes the result of a check of the audit log.
     pub(crate) fn note_audit(&self, is_damaged: bool) {
         self.is_audit_damaged.store(is_damaged, Ordering::Relaxed);
     }
 
-    /// A copy of all, with the counts of telemetry.
+    /// Returns a copy of all, with the counts of telemetry.
     pub(crate) fn read(&self, spans: Counts) -> Readings {
         let durations = |of: &Mutex<Durations>| of.lock().expect("no holder of this lock panics").clone();
         Readings {

@@ -22,7 +22,7 @@ pub(crate) struct Notify {
     last: Mutex<Option<Instant>>,
 }
 
-/// The socket of a name as systemd writes it: a path, or `@` and an abstract name.
+/// Returns the socket of a name as systemd writes it: a path, or `@` and an abstract name.
 fn address(name: &OsStr) -> Option<SocketAddr> {
     match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest).ok(),
@@ -49,22 +49,22 @@ impl Notify {
         }
     }
 
-    /// Clients can connect.
+    /// Notifies systemd that clients can connect.
     pub(crate) fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// What the daemon does now, in a line.
+    /// Notifies systemd of what the daemon does now, in a line.
     pub(crate) fn status(&self, status: &str) {
         self.send(&format!("STATUS={status}"));
     }
 
-    /// The daemon ends.
+    /// Notifies systemd that the daemon ends.
     pub(crate) fn stopping(&self) {
         self.send("STOPPING=1");
     }
 
-    /// A sign of life, if one is due.
+    /// Sends a sign of life to systemd, if one is due.
     pub(crate) fn alive(&self) {
         let Some(every) = self.every else { return };
         let mut last = self.last.lock().expect("no holder of this lock panics");
@@ -74,7 +74,7 @@ impl Notify {
         }
     }
 
-    /// How long the daemon may wait before it checks whether a sign of life is due.
+    /// Returns how long the daemon may wait before it checks whether a sign of life is due.
     pub(crate) fn wait_max(&self, wanted: Duration) -> Duration {
         self.every.map_or(wanted, |every| wanted.min(every / 2))
     }

@@ -37,7 +37,7 @@ pub(crate) enum Act {
 }
 
 impl Act {
-    /// The volume that this changes, if it is exactly one.
+    /// Returns the volume that this changes, if it is exactly one.
     pub(crate) fn volume(&self) -> Option<&VolumeName> {
         match self {
             Self::Bind(name, _)
@@ -124,20 +124,20 @@ impl From<Refusal> for NotDone {
     }
 }
 
-/// The ETag of a volume: a hash of everything that is desired of it.
+/// Returns the ETag of a volume: a hash of everything that is desired of it.
 pub(crate) fn etag(volume: &Volume) -> String {
     let text = serde_json::to_vec(volume).expect("a volume is JSON");
     etag_of(&text)
 }
 
-/// An ETag of bytes.
+/// Returns an ETag of bytes.
 pub(crate) fn etag_of(bytes: &[u8]) -> String {
     let hash = digest(&SHA256, bytes);
     let hex: String = hash.as_ref().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
     format!("\"{hex}\"")
 }
 
-/// Whether an If-Match header admits an ETag.
+/// Returns whether an If-Match header admits an ETag.
 pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
     let bare = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
     if_match.trim() == "*" || if_match.split(',').any(|tag| bare(tag) == etag)

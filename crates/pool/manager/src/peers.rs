@@ -87,7 +87,7 @@ pub enum Asked<'a> {
 
 /// Donors, agents and switches.
 pub trait Peers: Send {
-    /// What they are and where. It may change from round to round, as they register and leave.
+    /// Returns what they are and where. This may change from round to round, as they register and leave.
     fn topology(&self) -> Arc<Topology>;
 
     /// How long a command to a switch may take until it is carried out or lost. A newly started manager waits that long
@@ -111,14 +111,14 @@ pub trait Peers: Send {
         Vec::new()
     }
 
-    /// What `records` returned last is stored.
+    /// Notes that what `records` returned last is stored.
     fn recorded(&mut self) {}
 
     /// A report of each of those that are asked, and perhaps of others. Those that have seen a greater term report only
     /// that term.
     fn reports(&mut self, term: Term, asked: Asked<'_>) -> Reports;
 
-    /// The number of rounds in which everybody was asked once.
+    /// Returns the number of rounds in which everybody was asked once.
     fn turns(&self) -> u32 {
         1
     }
@@ -134,12 +134,12 @@ pub trait Peers: Send {
         Err(SendFailure::Refused { why: format!("no switch here can {act}; add it to the configuration") })
     }
 
-    /// What happened at switches since the last call.
+    /// Returns what happened at switches since the last call.
     fn take_notices(&mut self) -> Vec<Notice> {
         Vec::new()
     }
 
-    /// What was read last of each switch that is not simulated.
+    /// Returns what was read last of each switch that is not simulated.
     fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {
         BTreeMap::new()
     }

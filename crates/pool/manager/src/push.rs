@@ -113,7 +113,7 @@ async fn post(listener: &Listener, body: &str) -> Result<(), String> {
     exchange(stream, listener, body).await
 }
 
-/// A client that trusts the authorities of this machine.
+/// Returns a client that trusts the authorities of this machine.
 fn client() -> Result<Arc<ClientConfig>, String> {
     let file = std::env::var_os("SSL_CERT_FILE").map_or_else(|| AUTHORITIES.into(), PathBuf::from);
     let unreadable =

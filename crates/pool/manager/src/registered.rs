@@ -93,7 +93,7 @@ impl Registered {
         Ok(Registered { registrar, topology, stored, changes, recording, drained, turn, crash })
     }
 
-    /// Those that are awaited, and the next ones in their order.
+    /// Returns those that are awaited, and the next ones in their order.
     fn turn(&mut self, awaited: &BTreeSet<End>) -> BTreeSet<EndId> {
         let after = self.turn.take().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.stored.range((after, Bound::Unbounded)).chain(&self.stored).map(|(id, _)| id);
@@ -108,7 +108,7 @@ impl Registered {
         awaited.chain(next).collect()
     }
 
-    /// Where ends connect.
+    /// Returns where ends connect.
     pub(crate) fn address(&self) -> SocketAddr {
         self.registrar.address()
     }
@@ -122,7 +122,7 @@ fn record(id: &EndId, entry: Option<&Entry>) -> Record {
     Record { key: format!("{REGISTRATIONS}{}/{}", id.kind(), id.name()), value: entry.map(json), what }
 }
 
-/// The topology of registered ends. Those that cannot be part of one were refused when they registered.
+/// Returns the topology of registered ends. Those that cannot be part of one were refused when they registered.
 fn topology_of(entries: &BTreeMap<EndId, Entry>) -> Topology {
     let mut parts = Parts::default();
     for (id, Entry { registration, .. }) in entries {

@@ -44,13 +44,13 @@ use aquifer_fabric::Millis;
 /// How long an order may wait for the writer. A round of a thousand donors takes far less.
 const ORDER_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The time now.
+/// Returns the time now.
 pub(crate) fn now() -> Millis {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// An instant as Redfish writes it.
+/// Returns an instant as Redfish writes it.
 pub(crate) fn date(at: Millis) -> String {
     let (days, seconds) = (at.0 / 86_400_000, at.0 / 1000 % 86_400);
     // Howard Hinnant's days_from_civil, backwards, for days since 1970.

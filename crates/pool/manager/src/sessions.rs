@@ -93,7 +93,7 @@ pub(crate) struct Sessions {
     attempts: Attempts,
 }
 
-/// The longest-idle session of the account that has the most.
+/// Returns the longest-idle session of the account that has the most.
 fn superfluous<'a>(live: &[(&'a String, &'a Session)]) -> Option<(&'a String, &'a Session)> {
     let mut counts = BTreeMap::<&str, usize>::new();
     live.iter().for_each(|(_, session)| *counts.entry(&session.account).or_default() += 1);
@@ -119,7 +119,7 @@ fn secret_hash(secret: &str) -> String {
 }
 
 impl Sessions {
-    /// No accounts and no sessions, as on a standby.
+    /// Returns no accounts and no sessions, as on a standby.
     pub(crate) fn none(config: SessionsConfig) -> Sessions {
         let (accounts, sessions) = (BTreeMap::new(), BTreeMap::new());
         Sessions { config, accounts, sessions, attempts: Attempts::default() }
@@ -132,7 +132,7 @@ impl Sessions {
         Ok(Sessions { config, accounts, sessions, attempts: Attempts::default() })
     }
 
-    /// How long a session may be idle.
+    /// Returns how long a session may be idle.
     pub(crate) fn idle_seconds(&self) -> u64 {
         self.config.idle_seconds
     }
@@ -186,7 +186,7 @@ impl Sessions {
         Ok(((id.clone(), format!("{id}.{secret}")), pending))
     }
 
-    /// The caller to whom a token belongs.
+    /// Returns the caller to whom a token belongs.
     pub(crate) fn recognise(&mut self, token: &str, now: Millis) -> Result<Who, NotAllowed> {
         let (id, secret) = token.split_once('.').ok_or(NotAllowed::Token)?;
         let is_over = |session: &Session| self.is_over(session, now);
@@ -209,7 +209,8 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Whether a caller who was recognised earlier still would be. Counts as use: a stream keeps its session alive.
+    /// Returns whether a caller who was recognised earlier still would be. This counts as use: a stream keeps its
+    /// session.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
         let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
         if !self.accounts.get(&who.name).is_some_and(has_role) {

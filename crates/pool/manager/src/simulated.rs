@@ -104,7 +104,7 @@ impl Simulated {
         }
     }
 
-    /// Time passes: donors wipe, agents copy, devices sanitize.
+    /// Lets time pass: donors wipe, agents copy, devices sanitize.
     fn tick(&mut self) {
         self.donors.values_mut().for_each(|donor| donor.tick(SimulatedDonor::tick));
         let (donors, switch, reached) = (&self.donors, &self.switch.peer, &self.reached);

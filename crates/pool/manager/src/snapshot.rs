@@ -57,41 +57,41 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a volume is as it is desired to be.
+    /// Returns whether a volume is as it is desired to be.
     pub(crate) fn is_settled(&self, volume: VolumeId) -> bool {
         is_settled(Some(volume), &self.desired, &self.round)
     }
 
-    /// The number of volumes that do not match their desired state.
+    /// Returns the number of volumes that do not match their desired state.
     pub(crate) fn unsettled(&self) -> usize {
         unsettled(&self.desired, &self.round)
     }
 
-    /// The donors of the topology.
+    /// Returns the donors of the topology.
     pub(crate) fn donors(&self) -> Answering {
         let reports = &self.observed.donors;
         Answering::of(&self.topology.parts().donors, |id| reports.get(id).map(|report| report.availability))
     }
 
-    /// The hosts of the topology.
+    /// Returns the hosts of the topology.
     pub(crate) fn hosts(&self) -> Answering {
         let reports = &self.observed.hosts;
         Answering::of(&self.topology.parts().hosts, |id| reports.get(id).map(|report| report.availability))
     }
 
-    /// The devices of the topology.
+    /// Returns the devices of the topology.
     pub(crate) fn devices(&self) -> Answering {
         let reports = &self.observed.devices;
         Answering::of(&self.topology.parts().devices, |id| reports.get(id).map(|report| report.availability))
     }
 
-    /// What the donors of the topology lend, by their reports.
+    /// Returns what the donors of the topology lend, by their reports.
     pub(crate) fn capacity(&self) -> Bytes {
         let donors = self.topology.parts().donors.keys();
         donors.filter_map(|donor| self.observed.donors.get(donor)).map(|report| report.capacity).sum()
     }
 
-    /// What each donor has lent or still has to wipe, by its report.
+    /// Returns what each donor has lent or still has to wipe, by its report.
     pub(crate) fn lent(&self, donor: &DonorId) -> Bytes {
         let report = self.observed.donors.get(donor);
         let leases = report.into_iter().flat_map(|report| report.leases.values()).flat_map(|leases| leases.values());
@@ -99,7 +99,7 @@ impl Snapshot {
         leases.filter(|lease| is_lent(lease.state)).map(|lease| lease.bytes).sum()
     }
 
-    /// What is promised from each donor: reserved, lent, or on its way back.
+    /// Returns what is promised from each donor: reserved, lent, or on its way back.
     pub(crate) fn promised(&self) -> BTreeMap<DonorId, Bytes> {
         let mut promised: BTreeMap<DonorId, Bytes> = BTreeMap::new();
         for volume in self.desired.volumes.values() {

@@ -33,7 +33,7 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Whether its listener wants an event.
+    /// Returns whether its listener wants an event.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         self.messages.is_empty() || self.messages.iter().any(|message| *message == event.message_id())
     }
@@ -106,12 +106,12 @@ impl Subscriptions {
         Ok(Subscriptions { config, all, ..Subscriptions::default() })
     }
 
-    /// The subscriptions that are not suspended.
+    /// Returns the subscriptions that are not suspended.
     pub(crate) fn active(&self) -> BTreeSet<String> {
         self.all.keys().filter(|id| !self.suspended.contains(*id)).cloned().collect()
     }
 
-    /// Whether a subscription with this name can be stored.
+    /// Returns whether a subscription with this name can be stored.
     pub(crate) fn has_room(&self, id: &str) -> bool {
         self.all.len() < SUBSCRIPTIONS_MAX || self.all.contains_key(id)
     }
@@ -120,7 +120,7 @@ impl Subscriptions {
         self.suspended.contains(id)
     }
 
-    /// A subscription that is not suspended, and the number of the last event that its listener has.
+    /// Returns a subscription that is not suspended, and the number of the last event that its listener has.
     pub(crate) fn next(&self, id: &str) -> Option<(Subscription, u64)> {
         let subscription = self.all.get(id).filter(|_| !self.is_suspended(id))?;
         Some((subscription.clone(), self.taken.get(id).copied().unwrap_or_default()))
@@ -161,7 +161,7 @@ impl Subscriptions {
     }
 }
 
-/// A new name for a subscription.
+/// Returns a new name for a subscription.
 pub(crate) fn new_id() -> String {
     hex(&random::<8>())
 }

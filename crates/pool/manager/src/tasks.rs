@@ -78,13 +78,13 @@ impl Tasks {
         ended
     }
 
-    /// Whether a task is not done yet.
+    /// Returns whether a task is not done yet.
     pub(crate) fn is_any_running(&self) -> bool {
         self.list.iter().any(|task| task.ended.is_none())
     }
 }
 
-/// Whether a volume, or everything, is as it is desired to be.
+/// Returns whether a volume, or everything, is as it is desired to be.
 pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> bool {
     let Some(id) = volume else {
         let is_leaving = ending(desired).next().is_some();
@@ -97,13 +97,13 @@ pub(crate) fn is_settled(volume: Option<VolumeId>, desired: &Desired, round: &Ro
     !is_waiting && !is_leaving && !is_stepping
 }
 
-/// The volumes with members that leave.
+/// Returns the volumes with members that leave.
 pub(crate) fn ending(desired: &Desired) -> impl Iterator<Item = (VolumeId, &Volume)> {
     let ending = desired.volumes.ending().filter_map(|id| desired.volumes.get(&id).map(|volume| (id, volume)));
     ending.filter(|(_, volume)| !volume.leaving.is_empty())
 }
 
-/// The number of volumes that do not match their desired state: like [`is_settled`] for each, but in one pass.
+/// Returns the number of volumes that do not match their desired state: like [`is_settled`] for each, but in one pass.
 pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
     let stepping: Vec<Option<VolumeId>> = round.steps.iter().map(volume_of).collect();
     if stepping.contains(&None) {
@@ -115,7 +115,7 @@ pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
     moving.iter().filter(|id| desired.volumes.contains_key(id)).count()
 }
 
-/// How many steps, waits and departures are left for a volume, or for everything.
+/// Returns how many steps, waits and departures are left for a volume, or for everything.
 fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
     let is_its = |of: Option<VolumeId>| volume.is_none() || of.is_none() || of == volume;
     let steps = round.steps.iter().filter(|step| is_its(volume_of(step))).count();
@@ -124,7 +124,7 @@ fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
     steps + waiting + leaving.sum::<usize>()
 }
 
-/// The volume of a step, if it names one.
+/// Returns the volume of a step, if it names one.
 pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
     match step {
         Step::AddDynamicCapacity { volume, .. }

@@ -28,7 +28,7 @@ pub(crate) enum Tenure {
 }
 
 impl Tenure {
-    /// Whether this manager leads now.
+    /// Returns whether this manager leads now.
     pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::ForEver => true,

@@ -87,7 +87,7 @@ impl Served {
         Ok(Served { config: config.clone(), acceptor: acceptor.into(), seen: seen.into() })
     }
 
-    /// The configuration for the next connection.
+    /// Returns the configuration for the next connection.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         self.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -162,7 +162,7 @@ impl Writer {
         Ok(())
     }
 
-    /// One round. Answers what was posted, and returns how soon the next round makes sense.
+    /// Runs one round. Answers what was posted, and returns how soon the next round makes sense.
     pub(crate) fn round(&mut self, posted: Vec<Posted>, now: Millis) -> Result<Pace, Stop> {
         let begun = Instant::now();
         let mut orders = Vec::new();
@@ -225,7 +225,7 @@ impl Writer {
         self.act(&topology, now)
     }
 
-    /// Audit records of the volumes that a settled state no longer has.
+    /// Returns audit records of the volumes that a settled state no longer has.
     fn dropped(&self, settled: &Desired) -> Vec<Entry> {
         let ids = self.desired.volumes.differences(&settled.volumes).into_iter();
         let gone = ids.filter(|id| !settled.volumes.contains_key(id));
@@ -305,7 +305,7 @@ impl Writer {
         Command { term: self.term, sequence: *sequence, incarnation, step, cause }
     }
 
-    /// The number of rounds in which each peer was asked once, if nothing is awaited.
+    /// Returns the number of rounds in which each peer was asked once, if nothing is awaited.
     pub(crate) fn turns(&self) -> u32 {
         self.peers.turns()
     }
@@ -337,7 +337,7 @@ impl Writer {
     }
 }
 
-/// A severity as Redfish writes it.
+/// Returns a severity as Redfish writes it.
 fn severity(of: aquifer_cxl_peers::Severity) -> &'static str {
     match of {
         aquifer_cxl_peers::Severity::Ok => "OK",

@@ -49,7 +49,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The pool's name is the same for each.
+    /// Makes the files of an authority. The pool's name is the same for each.
     fn make(directory: &Path, name: &str) -> Pair {
         let (certificate, key) = Authority::make_files("pool.internal", now()).expect("made");
         let place = |kind: &str, text: &str| {
@@ -68,7 +68,7 @@ impl Pair {
         facts(&first_of(&self.pem()).expect("a certificate")).expect("an authority").subject
     }
 
-    /// The settings for it, with this word before their names.
+    /// Returns the settings for it, with this word before their names.
     fn settings(&self, word: &str) -> String {
         format!("{word}certificate = {:?}\n{word}key = {:?}\n", self.certificate, self.key)
     }
@@ -157,7 +157,7 @@ impl Site {
         daemon
     }
 
-    /// One request over TLS.
+    /// Sends one request over TLS, and returns its answer.
     fn ask(&self, daemon: &Daemon, by: &Pair, method: &str, path: &str, token: &str, body: &Value) -> Answer {
         let certificate = first_of(&by.pem()).expect("a certificate");
         let config: Arc<ClientConfig> = Arc::new(pinned_client(&pin(&certificate)).expect("a configuration"));
@@ -178,7 +178,7 @@ impl Site {
         format!("x-auth-token: {}\r\n", answer.header("x-auth-token").expect("a token"))
     }
 
-    /// A donor joins: its files.
+    /// Lets a donor join, and returns its files.
     fn join(&self, daemon: &Daemon, by: &Pair, session: &str, name: &str) -> Files {
         let body = json!({ "Kind": "donor", "EndName": name });
         let token = self.ask(daemon, by, "POST", TOKENS, session, &body);
@@ -193,7 +193,7 @@ impl Site {
         Files { cert: place("cert"), key: place("cert"), ca: place("ca") }
     }
 
-    /// The donors whose certificates the manager reports as those of the old authority.
+    /// Returns the donors whose certificates the manager reports as those of the old authority.
     fn old(&self, daemon: &Daemon, by: &Pair, session: &str) -> Vec<String> {
         let answer = self.ask(daemon, by, "GET", EXPANDED, session, &Value::Null);
         let members = answer.body["Members"].as_array().expect("members").iter();
@@ -204,7 +204,7 @@ impl Site {
     }
 }
 
-/// The name of the authority that signed the certificate in a file.
+/// Returns the name of the authority that signed the certificate in a file.
 fn issuer(files: &Files) -> Vec<u8> {
     let text = fs::read_to_string(&files.cert).expect("read");
     facts(&first_of(&text).expect("a certificate")).expect("ours").issuer

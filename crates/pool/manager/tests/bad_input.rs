@@ -34,7 +34,7 @@ fn finish(daemon: Daemon) {
     std::fs::remove_dir_all(directory).expect("removed");
 }
 
-/// An error with a remedy, on one line each.
+/// Checks that an answer is an error with a remedy, on one line each.
 fn check_refused(what: &str, answer: &Answer, statuses: &[u16]) {
     assert!(statuses.contains(&answer.status), "{what}: {answer:?}");
     let said = &answer.body["error"]["@Message.ExtendedInfo"][0];
@@ -252,7 +252,7 @@ fn events_go_only_where_the_configuration_allows() {
     finish(daemon);
 }
 
-/// The message of a daemon that does not start.
+/// Returns the message of a daemon that does not start.
 fn last_words(directory: &Path) -> String {
     let file = directory.join("fabricd.toml");
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_aquifer-fabricd"));

@@ -45,7 +45,7 @@ impl Authority {
         format!("[tls]\ncertificate = {:?}\nkey = {:?}\n", directory.join("cert.pem"), directory.join("key.pem"))
     }
 
-    /// A client that trusts only this authority.
+    /// Returns a client that trusts only this authority.
     fn client(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         let pem = self.0.pem();
@@ -72,7 +72,7 @@ fn connect_tls(daemon: &Daemon, client: &Arc<ClientConfig>) -> Tls {
     StreamOwned::new(connection, connect(daemon))
 }
 
-/// One request over TLS. An answer counts only if the daemon has ended it by close_notify: a cut connection fails.
+/// Sends one request over TLS. An answer counts only if the daemon ends it by close_notify: a cut connection fails.
 fn ask_tls(daemon: &Daemon, client: &Arc<ClientConfig>, text: &str) -> (Answer, Tls) {
     let mut stream = connect_tls(daemon, client);
     stream.write_all(text.as_bytes()).expect("sent");
@@ -87,7 +87,7 @@ fn finish(daemon: Daemon) {
     std::fs::remove_dir_all(directory).expect("removed");
 }
 
-/// An event of the stream, and its number.
+/// Returns an event of the stream, and its number.
 fn next_event(stream: &mut impl BufRead) -> (u64, Value) {
     let mut id = None;
     loop {

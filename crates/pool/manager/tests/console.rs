@@ -29,7 +29,7 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../console")
 }
 
-/// One tool at a time: each takes all that the machine has.
+/// Waits until no other tool runs: each takes all that the machine has.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -40,7 +40,7 @@ fn version_of(program: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Why the tools cannot run here.
+/// Returns why the tools cannot run here.
 fn tools_missing() -> Option<String> {
     let Some(version) = version_of("node") else {
         return Some("there is no Node.js for the console; install nodejs and npm".into());
@@ -81,7 +81,7 @@ fn build_into(directory: &Path) {
     tool("vite/bin/vite.js", &["build", "--emptyOutDir", "--outDir", &directory.display().to_string()], &[]);
 }
 
-/// The console, built once for this program; `None`, and reported, if it cannot be built here.
+/// Returns the console, built once for this program; `None`, and reported, if it cannot be built here.
 fn built() -> Option<&'static Path> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
@@ -99,7 +99,7 @@ fn built() -> Option<&'static Path> {
     }
 }
 
-/// The names and bytes of all files.
+/// Returns the names and bytes of all files.
 fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory").flatten() {

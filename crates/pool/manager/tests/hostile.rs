@@ -44,7 +44,8 @@ fn mutated(seed: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A refusal is one line. An accepted configuration is the same after it has been written and read again.
+/// Checks that a refusal is one line, and that an accepted configuration is the same after it was written and read
+/// again.
 fn take_config(text: &str) {
     match Config::parse(text) {
         Ok(config) => assert_eq!(Config::parse(&config.to_toml()), Ok(config)),

@@ -75,7 +75,7 @@ impl Managers {
         panic!("nobody can log in; see {}", self.directory.display());
     }
 
-    /// Each manager asks another member first.
+    /// Starts a manager. Each manager asks another member of etcd first.
     fn launch(&self, number: usize) -> Daemon {
         let directory = self.directory.join(format!("manager{number}"));
         std::fs::create_dir_all(&directory).expect("a directory");
@@ -190,7 +190,8 @@ impl Managers {
         assert_eq!(self.host_of_but(stopped, volume).as_deref(), Some(host), "{bound:?}");
     }
 
-    /// What a standby answers, while the leader that it names leads. On a slow machine another one may lead soon.
+    /// Returns what a standby answers, while the leader that it names leads. On a slow machine another one may lead
+    /// soon.
     fn ask_standby(&self, method: &str, path: &str, body: &str, status: u16) -> (Answer, String) {
         let begun = Instant::now();
         let mut last = None;

@@ -20,7 +20,7 @@ use daemon::{Daemon, WAIT_MAX, address, directory};
 
 const PAGE: &str = include_str!("../../../../docs/operating/managers.md");
 
-/// The text of each block, with the words after its fence.
+/// Returns the text of each block, with the words after its fence.
 fn blocks() -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut lines = PAGE.lines();
@@ -70,7 +70,7 @@ impl Site {
         Site { directory, machines, children: Vec::new() }
     }
 
-    /// A block as it is typed on a machine of this site: the page shows it for manager1.
+    /// Returns a block as it is typed on a machine of this site: the page shows it for manager1.
     fn here(&self, text: &str, machine: usize) -> String {
         let mut text = text.to_owned();
         if machine > 1 {

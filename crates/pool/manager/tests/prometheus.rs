@@ -29,7 +29,7 @@ fn dashboard() -> Vec<String> {
     targets.map(|target| target["expr"].as_str().expect("a query").to_owned()).collect()
 }
 
-/// The metrics that a text names, without the endings of histograms.
+/// Returns the metrics that a text names, without the endings of histograms.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|one: char| !one.is_ascii_alphanumeric() && one != '_');
     let ours = words.filter(|word| word.starts_with("aquifer_fabric_"));
@@ -74,7 +74,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// A request of HTTP/1.0, whose answer comes in one piece.
+/// Sends a request of HTTP/1.0, whose answer comes in one piece.
 fn get(path: &str) -> String {
     request("GET", path, "", "").replacen("HTTP/1.1", "HTTP/1.0", 1)
 }

@@ -48,7 +48,7 @@ impl Clients {
     }
 }
 
-/// A daemon with a pool and volumes.
+/// Starts a daemon with a pool and volumes.
 fn ready(name: &str) -> (Daemon, String) {
     let daemon = Daemon::start(&directory(name), &rack(None), GENEROUS);
     let token = daemon.login("admin", &daemon.password());

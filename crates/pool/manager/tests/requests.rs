@@ -22,7 +22,7 @@ fn the_openapi_document_is_the_golden_one() {
     assert!(text == golden, "accept with AQUIFER_BLESS=1 cargo test -p aquifer-manager --test requests:\n{text}");
 }
 
-/// A daemon with the declaration applied, and its administrator's token.
+/// Starts a daemon, applies the declaration, and returns the daemon and its administrator's token.
 fn ready(name: &str, more: &str) -> (Daemon, String) {
     let daemon = Daemon::start(&directory(name), &rack(None), more);
     let token = daemon.login("admin", &daemon.password());

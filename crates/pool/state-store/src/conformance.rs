@@ -20,10 +20,10 @@ const TRANSACTIONS: u64 = 12;
 
 /// A store under test.
 pub trait Rig {
-    /// An empty store whose operation number `failing` fails, with all after it, if one is named.
+    /// Returns an empty store whose operation number `failing` fails, with all after it, if one is named.
     fn make(&mut self, failing: Option<u64>) -> Option<Box<dyn StateStore>>;
 
-    /// What a restart finds after the store of the last `make` was dropped.
+    /// Returns what a restart finds after the store of the last `make` was dropped.
     fn reopen(&mut self) -> Box<dyn StateStore>;
 }
 
@@ -104,7 +104,7 @@ fn scans_are_ordered_and_come_in_parts(rig: &mut dyn Rig) {
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
-/// Transaction `number` of the history.
+/// Returns transaction `number` of the history.
 fn transaction(number: u64) -> Transaction {
     let value = |salt: u64| vec![number as u8; 1 + (number * 613 * salt % 5000) as usize];
     let transaction = Transaction::new()

@@ -105,7 +105,7 @@ impl EmbeddedStore {
         if self.is_latched { Err(StoreFailure::Latched) } else { Ok(()) }
     }
 
-    /// Everything of a commit before redb's own. Nothing is stored when it fails.
+    /// Does everything that a commit takes before redb's own. Stores nothing if it fails.
     fn prepare(&self, transaction: &Transaction) -> Result<(redb::WriteTransaction, u64), NotCommitted> {
         let failed = NotCommitted::Failed;
         let write = self.database.begin_write().map_err(|error| failed(not_begun(error)))?;

@@ -66,7 +66,7 @@ fn odd() -> StoreFailure {
     StoreFailure::Etcd { what: "an answer is not etcd's".into() }
 }
 
-/// A unique name.
+/// Returns a unique name.
 fn random_name() -> String {
     let mut bytes = [0; 16];
     // Without randomness there is no TLS either, and Linux always has some after it has booted.
@@ -118,7 +118,8 @@ impl EtcdStore {
         pairs_of(&answer).ok_or_else(odd)
     }
 
-    /// The transaction as etcd takes it. If a comparison does not hold, etcd answers with what is stored instead.
+    /// Returns the transaction as etcd takes it. If a comparison does not hold, etcd answers with what is stored
+    /// instead.
     fn request(&self, transaction: &Transaction, name: &str) -> Value {
         let (root, commit) = (self.root(), self.commit_key());
         let mut comparisons = vec![compare(&commit, self.last_commit)];

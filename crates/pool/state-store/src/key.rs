@@ -36,7 +36,7 @@ impl Key {
         }
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -28,12 +28,12 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// After `operations` more operations, every one fails until [`MemoryStore::reopen`].
+    /// Lets every operation after `operations` more fail, until [`MemoryStore::reopen`].
     pub fn fail_after(&self, operations: Option<u64>) {
         self.lock().countdown = operations;
     }
 
-    /// What a restart finds: the same content, and no failure ahead.
+    /// Returns what a restart finds: the same content, and no failure ahead.
     #[must_use]
     pub fn reopen(&self) -> MemoryStore {
         self.fail_after(None);

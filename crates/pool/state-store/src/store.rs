@@ -53,7 +53,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// A transaction that changes nothing yet.
+    /// Creates a transaction that changes nothing yet.
     pub fn new() -> Transaction {
         Transaction::default()
     }
@@ -95,7 +95,7 @@ impl Transaction {
     }
 }
 
-/// Whether an expectation holds for what a key has.
+/// Returns whether an expectation holds for what a key has.
 pub(crate) fn holds(expectation: Expectation, found: Option<u64>) -> bool {
     match expectation {
         Expectation::Absent => found.is_none(),
@@ -105,7 +105,7 @@ pub(crate) fn holds(expectation: Expectation, found: Option<u64>) -> bool {
 
 /// Durable state. One writer at a time; readers see whole transactions.
 pub trait StateStore: Send {
-    /// The value of a key.
+    /// Returns the value of a key.
     fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure>;
 
     /// Up to [`SCAN_MAX`] entries whose keys begin with `prefix`, in the order of their keys, after the key `after`.
@@ -116,7 +116,7 @@ pub trait StateStore: Send {
     /// before it. After [`NotCommitted::Unknown`] the store refuses everything until it is opened again.
     fn commit(&mut self, transaction: &Transaction) -> Result<u64, NotCommitted>;
 
-    /// All entries whose keys begin with `prefix`.
+    /// Returns all entries whose keys begin with `prefix`.
     fn scan_all(&self, prefix: &str) -> Result<Vec<(Key, Entry)>, StoreFailure> {
         let mut found = self.scan(prefix, None)?;
         let mut last = found.len();

@@ -84,12 +84,12 @@ impl fmt::Display for Collector {
 }
 
 impl Collector {
-    /// The host's name or address, and the port.
+    /// Returns the host's name or address, and the port.
     pub(crate) fn place(&self) -> (&str, u16) {
         (&self.host, self.port)
     }
 
-    /// Host and port as in a URL.
+    /// Returns host and port as in a URL.
     pub(crate) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),

@@ -88,7 +88,7 @@ impl Telemetry {
         Ok(Telemetry(Some(Arc::new(On { provider, tracer, queue }))))
     }
 
-    /// Whether operations are recorded.
+    /// Returns whether operations are recorded.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
@@ -109,7 +109,7 @@ impl Telemetry {
         Operation(Some(Box::new(span)))
     }
 
-    /// How many spans were sent and dropped.
+    /// Returns how many spans were sent and dropped.
     pub fn counts(&self) -> Counts {
         self.0.as_ref().map_or_else(Counts::default, |on| on.queue.counts())
     }
@@ -149,19 +149,19 @@ impl Operation {
         }
     }
 
-    /// It has failed.
+    /// Notes that it has failed, and why.
     pub fn fail(&mut self, why: impl FnOnce() -> String) {
         if let Some(span) = self.0.as_mut().filter(|span| span.is_recording()) {
             span.set_status(Status::error(cut(why())));
         }
     }
 
-    /// The number of the trace that it belongs to, in hexadecimal digits; `None` if telemetry is off.
+    /// Returns the number of the trace that it belongs to, in hexadecimal digits; `None` if telemetry is off.
     pub fn trace_id(&self) -> Option<String> {
         self.0.as_ref().map(|span| span.span_context().trace_id().to_string())
     }
 
-    /// The header that makes the requests of this operation a part of its trace; `None` if telemetry is off.
+    /// Returns the header that makes the requests of this operation a part of its trace; `None` if telemetry is off.
     pub fn traceparent(&self) -> Option<String> {
         self.0.as_ref().map(|span| traceparent::format(span.span_context()))
     }

@@ -61,7 +61,7 @@ fn connect(collector: &Collector) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// What is left of the time, or the failure when nothing is.
+/// Returns what is left of the time, or the failure when nothing is.
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -82,14 +82,14 @@ fn receive(stream: &mut TcpStream, until: Instant) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// The head and what follows it, if the head is complete.
+/// Returns the head and what follows it, if the head is complete.
 fn parts(answer: &[u8]) -> Option<(&str, &[u8])> {
     const GAP: &[u8] = b"\r\n\r\n";
     let end = answer.windows(GAP.len()).position(|bytes| bytes == GAP)?;
     Some((std::str::from_utf8(&answer[..end]).ok()?, &answer[end + GAP.len()..]))
 }
 
-/// The length that an answer's head gives. Without one, the end of the connection is the end of the answer.
+/// Returns the length that an answer's head gives. Without one, the end of the connection is the end of the answer.
 fn length(head: &str) -> Option<usize> {
     let mut fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
     fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"))?.1.trim().parse().ok()
@@ -99,7 +99,7 @@ fn is_whole(answer: &[u8]) -> bool {
     parts(answer).is_some_and(|(head, body)| length(head).is_some_and(|length| body.len() >= length))
 }
 
-/// The status in an answer's first line.
+/// Returns the status in an answer's first line.
 fn status(answer: &[u8]) -> Option<u16> {
     let line = std::str::from_utf8(answer.split(|byte| *byte == b'\r').next()?).ok()?;
     let mut words = line.split(' ');
@@ -108,7 +108,8 @@ fn status(answer: &[u8]) -> Option<u16> {
     status.parse().ok()
 }
 
-/// How many spans an answer rejects. One that cannot be read rejects none: its status says that they were taken.
+/// Returns how many spans an answer rejects. One that cannot be read rejects none: its status says that they were
+/// taken.
 fn rejected(answer: &[u8]) -> u64 {
     let Some((head, body)) = parts(answer) else { return 0 };
     let body = length(head).and_then(|length| body.get(..length)).unwrap_or_default();
@@ -166,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Splitmix64.
+    /// Draws a random number by SplitMix64.
     fn draw(state: &mut u64) -> usize {
         *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -79,7 +79,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits for the next batch: a full one, or what has waited long enough. `None`: the queue has ended, and is empty.
+    /// Waits for the next batch: a full one, or what has waited long enough. Returns `None` if the queue has ended and
+    /// is empty.
     pub(crate) fn take(&self) -> Option<Vec<T>> {
         let mut state = self.state();
         loop {

@@ -8,7 +8,7 @@
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// Reads the header. `None` if it is not one: then the request begins a trace.
+/// Reads the header. Returns `None` if it is not one: then the request begins a trace.
 pub(crate) fn parse(header: &str) -> Option<SpanContext> {
     let mut parts = header.split('-');
     let mut part = |digits: usize| {
@@ -24,7 +24,7 @@ pub(crate) fn parse(header: &str) -> Option<SpanContext> {
     Some(SpanContext::new(trace, span, flags, true, TraceState::default())).filter(SpanContext::is_valid)
 }
 
-/// The header of what a span asks of others.
+/// Returns the header of what a span asks of others.
 pub(crate) fn format(span: &SpanContext) -> String {
     format!("00-{}-{}-{:02x}", span.trace_id(), span.span_id(), (span.trace_flags() & TraceFlags::SAMPLED).to_u8())
 }

@@ -32,7 +32,7 @@ fn start(url: &str) -> (Telemetry, Lines) {
     (telemetry, lines)
 }
 
-/// The attribute of a span, as text.
+/// Returns the attribute of a span, as text.
 fn attribute(span: &Span, key: &str) -> Option<String> {
     let found = span.attributes.iter().find(|one| one.key == key)?;
     Some(format!("{:?}", found.value.as_ref()?.value.as_ref()?))
@@ -106,7 +106,8 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// A collector that reads one request, answers with these bytes, and then sends a byte at a time if it `trickles`.
+/// Returns a collector that reads one request, answers with these bytes, and then sends a byte at a time if it
+/// `trickles`.
 fn hostile(answer: Vec<u8>, trickles: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -27,12 +27,13 @@ pub fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where this test's files are.
+/// Returns where this test's files are.
 pub fn scratch() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("abi")
 }
 
-/// The archive, which Cargo has built beside this program: the newest, if another one is left from other sources.
+/// Returns the archive, which Cargo has built beside this program: the newest, if another one is left from other
+/// sources.
 fn archive() -> PathBuf {
     let itself = std::env::current_exe().expect("a test is a program");
     let directory = itself.parent().expect("it is in a directory");
@@ -47,7 +48,7 @@ fn archive() -> PathBuf {
     newest.path()
 }
 
-/// The directory with `libaquifer.so` and `libaquifer.a`.
+/// Returns the directory with `libaquifer.so` and `libaquifer.a`.
 pub fn libraries() -> &'static Path {
     static LINKED: OnceLock<PathBuf> = OnceLock::new();
     LINKED.get_or_init(|| {

@@ -6,7 +6,7 @@
 use crate::built::{Linkage, compile, folder, run, scratch};
 use crate::programs::can_run;
 
-/// The blocks of C in a document, with the number of the line that each begins at.
+/// Returns the blocks of C in a document, with the number of the line that each begins at.
 fn blocks(document: &str) -> Vec<(usize, String)> {
     let (mut blocks, mut inside) = (Vec::new(), false);
     for (number, line) in document.lines().enumerate() {

@@ -8,7 +8,7 @@ use aquifer_test_support::skip;
 
 use crate::built::{Linkage, compile, folder, run};
 
-/// Whether this machine can have spaces.
+/// Returns whether this machine can have spaces.
 pub fn can_run() -> bool {
     aquifer::probe().inspect_err(|why| skip(why)).is_ok()
 }

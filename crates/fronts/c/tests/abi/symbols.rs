@@ -15,7 +15,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(folder().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// The calls that the header declares.
+/// Returns the calls that the header declares.
 fn declared() -> BTreeSet<String> {
     let header = read("include/aquifer.h");
     let lines =

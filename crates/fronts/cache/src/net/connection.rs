@@ -76,7 +76,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that was accepted.
+    /// Creates the connection of a socket that was accepted.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -99,7 +99,7 @@ impl Connection {
         })
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -108,7 +108,7 @@ impl Connection {
         self.output.len() - self.sent
     }
 
-    /// Whether a batch may begin.
+    /// Returns whether a batch may begin.
     pub fn may_begin(&self) -> bool {
         !self.is_busy && !self.is_broken && !self.is_closing && self.unsent() < OUTPUT_BYTES_HIGH
     }
@@ -133,7 +133,7 @@ impl Connection {
         self.input.len() < input_max && !self.has_ended && !self.is_closing && !self.is_broken
     }
 
-    /// What to watch the socket for.
+    /// Returns what epoll(7) is to watch the socket for.
     pub fn wanted(&self) -> EventFlags {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.reads() && self.unsent() < OUTPUT_BYTES_HIGH);
@@ -141,18 +141,18 @@ impl Connection {
         wanted
     }
 
-    /// Whether the connection is over.
+    /// Returns whether the connection is over.
     pub fn is_over(&self) -> bool {
         !self.is_busy
             && (self.is_broken || self.unsent() == 0 && !self.is_queued && (self.has_ended || self.is_closing))
     }
 
-    /// Whether the client has left its replies unread for too long.
+    /// Returns whether the client has left its replies unread for too long.
     pub fn is_stuck(&self, now: Instant) -> bool {
         self.unsent() > 0 && now.saturating_duration_since(self.sent_at) > UNREAD_MAX
     }
 
-    /// Whether there are replies to send.
+    /// Returns whether there are replies to send.
     pub fn has_unsent(&self) -> bool {
         self.unsent() > 0
     }
@@ -170,7 +170,7 @@ impl Connection {
         }
     }
 
-    /// Takes the requests that have arrived whole. `None` if there are none.
+    /// Takes the requests that have arrived whole. Returns `None` if there are none.
     pub fn take_batch(&mut self) -> Option<Batch> {
         let (mut batch, mut end, mut words_count) = (Batch::default(), 0, 0);
         self.has_more = true;

@@ -57,7 +57,7 @@ impl Running {
         self.child.id()
     }
 
-    /// A number of `INFO`.
+    /// Returns a number of `INFO`.
     pub fn figure(&self, name: &str) -> u64 {
         let info = self.client().ask(&[b"INFO"]).text();
         let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
@@ -122,7 +122,7 @@ pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
-/// A request as an array of bulk strings.
+/// Returns a request as an array of bulk strings.
 pub fn request(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -161,7 +161,7 @@ impl Client {
         self.try_reply().expect("a reply")
     }
 
-    /// The next reply; `None` at the end of the connection.
+    /// Returns the next reply; `None` at the end of the connection.
     pub fn try_reply(&mut self) -> Option<Reply> {
         let mut line = String::new();
         self.stream.read_line(&mut line).ok().filter(|read| *read > 0)?;
@@ -183,7 +183,7 @@ impl Client {
         })
     }
 
-    /// Whether the server ends the connection, after whatever it still sends.
+    /// Returns whether the server ends the connection, after whatever it still sends.
     pub fn is_ended(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
@@ -197,7 +197,7 @@ impl Client {
     }
 }
 
-/// Bytes that follow from a number, so that a wrong one is noticed.
+/// Returns bytes that follow from a number, so that a wrong one is noticed.
 pub fn numbered_bytes(number: u64, len: usize) -> Vec<u8> {
     let mut random = Random(number);
     let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| random.bits().to_le_bytes()).collect();

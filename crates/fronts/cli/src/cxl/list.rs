@@ -61,7 +61,7 @@ pub fn list(args: &ListArgs, tree: &dyn Tree) -> Result<(), Failure> {
     output::print(&text).map(|_| ())
 }
 
-/// A memory device on one line.
+/// Returns a memory device on one line.
 pub fn device_text(device: &Device) -> String {
     let node = device.node.map_or_else(String::new, |node| format!(", node {node}"));
     format!("{}: {}, {}{node}", device.name, ByteSize(device.bytes), device.mode.word())

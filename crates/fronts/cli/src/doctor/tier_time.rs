@@ -90,7 +90,7 @@ fn read(tier: &dyn Tier, size: usize, span: u64) -> Result<TierTime, TierFailure
     })
 }
 
-/// The results as a table.
+/// Returns the results as a table.
 pub fn page(times: &[TierTime]) -> String {
     let head = ["TIER", "READ OF", "MEAN us", "MEDIAN us", "99 % us"].map(str::to_owned).to_vec();
     let rows = times.iter().map(|time| {
@@ -101,7 +101,7 @@ pub fn page(times: &[TierTime]) -> String {
     columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), width())
 }
 
-/// The results as JSON, one object per line and size.
+/// Returns the results as JSON, one object per line and size.
 pub fn json_lines(times: &[TierTime]) -> String {
     times.iter().map(|time| serde_json::to_string(time).expect("numbers and words are always JSON") + "\n").collect()
 }

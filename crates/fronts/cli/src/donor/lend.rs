@@ -105,7 +105,7 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     })
 }
 
-/// The source to use for shared memory, or why the requested source cannot be shared.
+/// Returns the source to use for shared memory, or why the requested source cannot be shared.
 fn shared(asked_for: &Source) -> Result<Source, Failure> {
     let refuse = |cause, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
     match asked_for {
@@ -130,7 +130,7 @@ fn allow_descriptors() {
     }
 }
 
-/// The text printed when the donor has started.
+/// Returns the text printed when the donor has started.
 fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at: Option<SocketAddr>) -> String {
     let (address, capacity) = (donor.place(), donor.capacity_bytes());
     let is_local = matches!(address, Address::Local(_));

@@ -58,7 +58,7 @@ pub struct ManagedArgs {
 }
 
 impl ManagedArgs {
-    /// The settings; `None` without managers.
+    /// Returns the settings; `None` without managers.
     pub fn settings(&self, is_local: bool) -> Result<Option<Managed>, Failure> {
         if self.managers.is_empty() {
             return Ok(None);
@@ -98,7 +98,7 @@ impl ManagedArgs {
     }
 }
 
-/// The first part of the machine's name, in lower case.
+/// Returns the first part of the machine's name, in lower case.
 fn own_name() -> Option<String> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     name.trim().split('.').next().map(str::to_ascii_lowercase)

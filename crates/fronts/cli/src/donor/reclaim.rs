@@ -97,7 +97,7 @@ pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     Ok(ExitCode::Success.into())
 }
 
-/// The status of the donor that owns this control socket.
+/// Returns the status of the donor that owns this control socket.
 pub fn control_status(control: &Path) -> Result<DonorStatus, Failure> {
     aquifer_donor::control_status(control).map_err(|why| failure(control, &why))
 }

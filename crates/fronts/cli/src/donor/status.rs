@@ -117,7 +117,7 @@ fn json(status: &DonorStatus) -> String {
     format!("{}\n", Value::Object(object))
 }
 
-/// All figures, and those refusals whose count is not zero.
+/// Returns all figures, and those refusals whose count is not zero.
 fn page(status: &DonorStatus) -> String {
     let figures = Figure::ALL.iter().map(|figure| {
         let value = status.figure(*figure);

@@ -116,7 +116,7 @@ end
 complete -c aquifer -n __fish_aquifer_live -f -a '$__fish_aquifer_names'
 "#;
 
-/// The completions of the table, with the names of a pool.
+/// Returns the completions of the table, with the names of a pool.
 pub fn with_names(shell: Shell, table: String, fabric: &Command) -> String {
     let (names, options) = script(fabric);
     match shell {
@@ -139,7 +139,7 @@ pub fn with_names(shell: Shell, table: String, fabric: &Command) -> String {
     }
 }
 
-/// The script that finds names, for the commands of a pool; and the options that take one.
+/// Returns the script that finds names, for the commands of a pool; and the options that take one.
 fn script(fabric: &Command) -> (String, Vec<String>) {
     let (mut groups, mut options, mut cases) = (Vec::new(), Vec::new(), String::new());
     let mut commands: Vec<(String, &Command)> = Vec::new();
@@ -179,12 +179,12 @@ fn line(cases: &mut String, what: &str, list: &str) {
     writeln!(cases, "        \"{what}\") list={list} ;;").expect("a text takes what is written");
 }
 
-/// The flag, if it takes a value.
+/// Returns the flag, if it takes a value.
 fn option(arg: &Arg) -> Option<String> {
     arg.get_long().filter(|_| arg.get_action().takes_values()).map(|name| format!("--{name}"))
 }
 
-/// The command that lists what an argument names.
+/// Returns the command that lists what an argument names.
 fn list(arg: &Arg) -> Option<&'static str> {
     let name = arg.get_value_names()?.first()?;
     LISTS.iter().find(|(value, _)| value == name).map(|(_, list)| *list)

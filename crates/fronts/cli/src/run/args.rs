@@ -124,7 +124,7 @@ pub struct HowArgs {
     pub quiet: bool,
 }
 
-/// The end of `aquifer run --help`.
+/// Returns the end of `aquifer run --help`.
 fn after_help() -> String {
     const FLASH_AND_DRAM: &str = "\
 Sizes:
@@ -202,7 +202,7 @@ Environment:
     )
 }
 
-/// A parser for a setting whose value is one of a list of words.
+/// Returns a parser for a setting whose value is one of a list of words.
 pub fn words<T>(choices: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = UnknownWord> + Copy + Send + Sync + 'static,
@@ -210,7 +210,7 @@ where
     PossibleValuesParser::new(choices.iter().map(move |choice| word(*choice))).try_map(|word| word.parse::<T>())
 }
 
-/// A parser for a setting that is on or off.
+/// Returns a parser for a setting that is on or off.
 pub fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
 }

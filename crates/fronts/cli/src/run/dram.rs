@@ -55,7 +55,7 @@ impl fmt::Display for Dram {
 }
 
 impl Dram {
-    /// The budget in bytes, given the `allowed` memory; or why that budget is not possible.
+    /// Returns the budget in bytes, given the `allowed` memory; or why that budget is not possible.
     pub fn of(self, allowed: &Allowed) -> Result<ByteSize, Failure> {
         let total = allowed.bytes();
         let part = |percent: f64| ByteSize((total.0 as f64 * percent / 100.0) as u64 / PAGE_BYTES * PAGE_BYTES);

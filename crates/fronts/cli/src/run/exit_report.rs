@@ -49,7 +49,7 @@ fn inode(segment: BorrowedFd<'_>) -> Option<u64> {
     file.metadata().ok().map(|metadata| metadata.ino())
 }
 
-/// Whether a process other than this one maps the segment with this inode. If in doubt, yes. See proc_pid_maps(5).
+/// Returns whether another process maps the segment with this inode: true if in doubt. See proc_pid_maps(5).
 fn anybody_maps(inode: u64) -> bool {
     let (Ok(processes), Some(since)) = (fs::read_dir("/proc"), started("self")) else { return true };
     let own = std::process::id();
@@ -79,7 +79,7 @@ fn is_of_this_user(id: u32) -> bool {
     user == Some(getuid().as_raw())
 }
 
-/// Whether the text of a maps file lists the segment.
+/// Returns whether the text of a maps file lists the segment.
 fn names(maps: &str, inode: u64) -> bool {
     let name = format!("/memfd:{}", aquifer_stats::SEGMENT_NAME.to_string_lossy());
     let inode = inode.to_string();

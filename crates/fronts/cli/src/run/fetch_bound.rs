@@ -107,13 +107,13 @@ fn line(name: &str, waits: FetchBound, budget: ByteSize, suggested: ByteSize) ->
     format!("'{name}' waited {waited:.1} s for fetches within {within:.1} s, with --dram {budget}; {helps}")
 }
 
-/// Total duration of faults that fetched, or waited for another thread's fetch.
+/// Returns the total duration of faults that fetched, or waited for another thread's fetch.
 fn waited(snapshot: &Snapshot) -> Duration {
     let micros = snapshot.latencies(FaultKind::Fetch).sum_us() + snapshot.latencies(FaultKind::Wait).sum_us();
     Duration::from_secs_f64((micros / 1e6).clamp(0.0, 1e9))
 }
 
-/// The CPU time of a process and its descendants. See proc_pid_stat(5).
+/// Returns the CPU time of a process and its descendants. See proc_pid_stat(5).
 fn on_cpu(root: Pid) -> Duration {
     let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|ticks| u64::try_from(ticks).ok());
     let (mut ticks, mut left, mut seen) = (0, vec![root.as_raw()], 0);
@@ -129,7 +129,7 @@ fn on_cpu(root: Pid) -> Duration {
     Duration::from_secs_f64(ticks as f64 / ticks_per_second.unwrap_or(100).max(1) as f64)
 }
 
-/// The CPU ticks of a process, including those of the children it has waited for.
+/// Returns the CPU ticks of a process, including those of the children it has waited for.
 fn ticks_of(pid: i32) -> u64 {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0 };
     let Some((_, after_name)) = stat.rsplit_once(')') else { return 0 };

@@ -142,7 +142,7 @@ fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
     Ok(segment)
 }
 
-/// Which limit of this process to raise, if a limit caused the error.
+/// Returns which limit of this process to raise, if a limit caused the error.
 fn remedy(error: &std::io::Error) -> Option<&'static str> {
     Some(match Errno::from_raw(error.raw_os_error()?) {
         Errno::EAGAIN => "raise the limit on processes (ulimit -u)",

@@ -47,13 +47,13 @@ impl Allowed {
         Ok(Allowed { machine, limit: limit.filter(|limit| limit.bytes < machine) })
     }
 
-    /// The memory that may be used.
+    /// Returns the memory that may be used.
     pub fn bytes(&self) -> ByteSize {
         self.limit.as_ref().map_or(self.machine, |limit| limit.bytes)
     }
 }
 
-/// The machine's memory, from /proc/meminfo; see proc_meminfo(5).
+/// Returns the machine's memory, from /proc/meminfo; see proc_meminfo(5).
 fn memory_total() -> Result<ByteSize, Failure> {
     let failure = |cause: String, remedy| Failure::new(ExitCode::CannotStart, cause, remedy);
     let text = fs::read_to_string("/proc/meminfo")

@@ -21,7 +21,7 @@ pub const LIBRARY: &str = "libaquifer_preload.so";
 /// Environment variable that names another library: for packagers and tests.
 pub const VARIABLE: &str = "AQUIFER_PRELOAD";
 
-/// The library that `variable` names, or else the one next to `executable`, or else the one installed with it.
+/// Returns the library that `variable` names, or else the one next to `executable`, or else the one installed with it.
 pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Failure> {
     if let Some(named) = variable.filter(|named| !named.is_empty()) {
         let path = std::path::absolute(&named).unwrap_or_else(|_| PathBuf::from(&named));
@@ -78,7 +78,7 @@ fn check(path: PathBuf, opened: io::Result<File>, remedy: &str) -> Result<PathBu
     Ok(path)
 }
 
-/// `LD_PRELOAD` with the library first, exactly once.
+/// Returns the value of `LD_PRELOAD` with the library first, exactly once.
 pub fn ld_preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let existing = existing.map(OsStr::as_bytes).unwrap_or_default();

@@ -126,7 +126,7 @@ impl Process {
     }
 }
 
-/// What a shell would print if the program were its own child. SIGINT and SIGPIPE need no message.
+/// Returns what a shell would print if the program were its own child. SIGINT and SIGPIPE need no message.
 fn epitaph(name: &str, end: End) -> Option<String> {
     match end {
         End::Exited { .. } | End::Signalled { signal: Signal::SIGINT | Signal::SIGPIPE, .. } => None,

@@ -34,7 +34,7 @@ pub struct RunSettings {
     pub program: Program,
     /// Whether the budget applies to the whole tree or to each process.
     pub budget: Budget,
-    /// The NUMA nodes for the program's pages; `None`: as the launcher's own.
+    /// The NUMA nodes for the program's pages; `None` for those of the launcher.
     pub placement: Option<Placement>,
     /// The value of `LD_PRELOAD` for the program.
     pub ld_preload: OsString,
@@ -135,7 +135,7 @@ fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(),
     Ok(())
 }
 
-/// The tiers, with absolute paths.
+/// Checks the tiers, and returns them with absolute paths.
 fn check_tiers(specs: &[String]) -> Result<Vec<String>, Failure> {
     let parsed = Failure::all(specs.iter().map(|spec| check_tier(spec)))?;
     aquifer_tiers::check_levels(&parsed).map_err(|failure| usage(format!("--tier: {failure}"), ""))?;
@@ -188,13 +188,13 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
 }
 
-/// What follows `pool:`, with the absolute path of the agent's socket.
+/// Returns what follows `pool:`, with the absolute path of the agent's socket.
 fn with_absolute_agent(rest: &str, agent: &Path) -> Result<String, Failure> {
     let others = rest.split(',').filter(|option| !option.starts_with("agent=")).collect::<Vec<_>>();
     Ok(format!("{},agent={}", others.join(","), absolute_text("--tier", agent)?))
 }
 
-/// What follows `donor:` for several donors, with numeric addresses.
+/// Returns what follows `donor:` for several donors, with numeric addresses.
 fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Failure> {
     let (_, options) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
     let mut addresses = Vec::new();
@@ -205,7 +205,7 @@ fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Fail
     Ok(format!("{}{}", addresses.join("+"), donor_options(options, &names.join("+"))?))
 }
 
-/// The name that a donor's certificate must be for, with TLS.
+/// Returns the name that a donor's certificate must be for, with TLS.
 fn name_of(security: &DonorSecurity) -> Option<&str> {
     match security {
         DonorSecurity::Local | DonorSecurity::Plain => None,
@@ -213,7 +213,8 @@ fn name_of(security: &DonorSecurity) -> Option<&str> {
     }
 }
 
-/// The options of donors, with absolute paths, and with the names that their addresses had before they were resolved.
+/// Returns the options of donors, with absolute paths, and with the names that their addresses had before they were
+/// resolved.
 fn donor_options(options: &str, name: &str) -> Result<String, Failure> {
     if name.is_empty() {
         return Ok(options.into());
@@ -241,7 +242,7 @@ fn resolved(address: &str) -> Result<SocketAddr, Failure> {
     found.next().ok_or_else(|| failure(std::io::ErrorKind::NotFound.into()))
 }
 
-/// The state directory as text. A default that is not needed is neither created nor checked.
+/// Checks the state directory, and returns it as text. Neither creates nor checks a default that is not needed.
 fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failure> {
     if let Some(named) = named {
         state_dir::check(named)?;
@@ -265,7 +266,7 @@ fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failu
     }
 }
 
-/// An absolute path as text for the configuration.
+/// Returns an absolute path as text for the configuration.
 fn absolute_text(what: &str, path: &Path) -> Result<String, Failure> {
     let absolute = std::path::absolute(path)
         .map_err(|error| usage(format!("{what} {}: {error}", path.display()), "give a path"))?;

@@ -19,7 +19,7 @@ use crate::exit::{ExitCode, Failure, say};
 /// That of root, which services share.
 const ROOTS: &str = "/var/lib/aquifer";
 
-/// The default state directory.
+/// Returns the default state directory.
 pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
     if root {

@@ -57,7 +57,7 @@ pub enum End {
 }
 
 impl End {
-    /// The launcher's exit status: the program's, or 128 + the signal, as shells report it.
+    /// Returns the launcher's exit status: the program's, or 128 + the signal, as shells report it.
     pub fn exit_status(self) -> u8 {
         match self {
             End::Exited { status } => status,
@@ -89,7 +89,7 @@ impl Signals {
             })
     }
 
-    /// The signal mask that the launcher was started with, for the program.
+    /// Returns the signal mask that the launcher was started with, for the program.
     pub fn mask_before(&self) -> SigSet {
         self.mask_before
     }

@@ -73,7 +73,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether the program was ended because it exceeded its budget.
+    /// Returns whether the program was ended because it exceeded its budget.
     pub fn has_refused(&self) -> bool {
         self.refused.load(Ordering::Acquire)
     }
@@ -142,7 +142,7 @@ impl Watched<'_> {
         true
     }
 
-    /// What the kernel and the pager say now.
+    /// Returns what the kernel and the pager say now.
     fn figures(&self, found: &Resident, processes: &BTreeSet<i32>) -> Figures {
         let count = processes.len().max(1) as u64;
         let managed = self.managed_bytes(found, count);
@@ -155,7 +155,7 @@ impl Watched<'_> {
         Figures { managed, unmanaged, budget }
     }
 
-    /// The part of the anonymous memory that the budget ledger covers.
+    /// Returns the part of the anonymous memory that the budget ledger covers.
     fn managed_bytes(&self, found: &Resident, count: u64) -> u64 {
         let is_active = self.counters.gauge(Gauge::Active) != 0;
         let managed = match self.ledger {
@@ -184,7 +184,7 @@ impl Watched<'_> {
     }
 }
 
-/// Whether `used` exceeds a budget by more than the unmanaged memory that every program has.
+/// Returns whether `used` exceeds a budget by more than the unmanaged memory that every program has.
 pub fn exceeds_budget(used: u64, budget: u64) -> bool {
     used > budget + allowed(budget)
 }
@@ -229,7 +229,7 @@ struct Resident {
 }
 
 impl Resident {
-    /// `None` if no process can be read, because all have ended.
+    /// Returns `None` if no process can be read, because all have ended.
     fn of(processes: &BTreeSet<i32>) -> Option<Self> {
         let is_alone = processes.len() == 1;
         let each = processes.iter().filter_map(|process| {
@@ -271,7 +271,7 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-/// A process and its descendants, except those whose parents have exited.
+/// Returns a process and its descendants, except those whose parents have exited.
 fn tree(root: Pid) -> BTreeSet<i32> {
     let mut found = BTreeSet::from([root.as_raw()]);
     let mut new = vec![root.as_raw()];

@@ -16,7 +16,7 @@ const LINES: usize = 12;
 const SIZE: (f64, f64) = (720.0, 420.0);
 const MARGIN: f64 = 60.0;
 
-/// The curve in characters: a column for each of the equal steps of `rows`, with `|` where the budget is.
+/// Returns the curve in characters: a column for each of the equal steps of `rows`, with `|` where the budget is.
 pub fn text(rows: &[Row], budget_bytes: u64) -> String {
     let last = rows.last().map_or(0, |row| row.dram_bytes);
     let budget = rows.iter().position(|row| row.dram_bytes >= budget_bytes);
@@ -44,7 +44,7 @@ pub fn text(rows: &[Row], budget_bytes: u64) -> String {
     plot
 }
 
-/// The curve as a separate SVG: the part of the touches that miss, by DRAM.
+/// Returns the curve as a separate SVG: the part of the touches that miss, by DRAM.
 pub fn svg(points: &[Row], content_bytes: u64, budget_bytes: u64) -> String {
     let (width, height) = (SIZE.0 - 2.0 * MARGIN, SIZE.1 - 2.0 * MARGIN);
     let most = content_bytes.max(1) as f64;

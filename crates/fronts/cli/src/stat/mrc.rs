@@ -155,13 +155,13 @@ impl Measured {
         Some(pages.saturating_mul(PAGE_BYTES))
     }
 
-    /// Sizes from nothing to all contents, in equal steps.
+    /// Returns rows for sizes from nothing to all contents, in equal steps.
     fn rows(&self, count: u64) -> Vec<Row> {
         let bytes = |step: u64| u128::from(self.figures.content_bytes) * u128::from(step) / u128::from(count);
         (0..=count).map(|step| self.row(bytes(step) as u64 / PAGE_BYTES * PAGE_BYTES)).collect()
     }
 
-    /// The points of the curve themselves.
+    /// Returns the points of the curve themselves.
     fn points(&self) -> Vec<Row> {
         let sizes = std::iter::once(0).chain(self.curve.points().iter().map(|point| point.pages * PAGE_BYTES));
         sizes.map(|bytes| self.row(bytes)).collect()
@@ -215,7 +215,7 @@ pub fn mrc(pid: Option<u32>, json: bool, args: &SamplingArgs) -> Result<process:
     Ok(ExitCode::Success.into())
 }
 
-/// The program that was asked about, or the only one.
+/// Returns the program that was asked about, or the only one.
 fn chosen(pid: Option<u32>) -> Result<Instance, Failure> {
     let mut found = instances::asked_for(pid)?;
     match found.len() {
@@ -262,7 +262,7 @@ fn ask(ledger: &SharedSegment, limit: Duration) {
     wake_all(events);
 }
 
-/// The page for a person: a table, a plot on a terminal, and the answer.
+/// Returns the page for a person: a table, a plot on a terminal, and the answer.
 fn page(report: &Report, measured: &Measured) -> String {
     let size = |bytes: f64| ByteSize(bytes as u64).to_string();
     let mut text = format!(

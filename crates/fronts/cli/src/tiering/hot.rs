@@ -172,7 +172,7 @@ fn count(source: &mut dyn HotnessSource, over: Duration) -> Result<Hot, HotnessF
     }
 }
 
-/// Physical addresses with their nodes.
+/// Returns physical addresses with their nodes.
 fn node_ranges(tree: &dyn Tree) -> Vec<(u64, u64, u32)> {
     let Ok(nodes) = Nodes::read(tree) else { return Vec::new() };
     let of = |node: u32| ranges(tree, node).into_iter().map(move |(start, end)| (start, end, node));
@@ -195,7 +195,7 @@ struct Found {
 }
 
 impl Found {
-    /// The host's addresses, if the source has them or these decoders of the device do.
+    /// Returns the host's addresses, if the source has them or these decoders of the device do.
     fn of(hot: Hot, addresses: Addresses, decoders: Result<Vec<Decoder>, CedtFailure>) -> Found {
         let untranslated = decoders.as_ref().err().map(CedtFailure::to_string);
         let decoders = decoders.unwrap_or_default();

@@ -53,7 +53,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// What can tell which memory is hot.
+/// Returns what can tell which memory is hot.
 fn sources(state: &State, tree: &dyn Tree) -> Vec<String> {
     let damon = damon_counts(state.damon.as_ref()).then(|| "damon".to_owned());
     damon.into_iter().chain(devices_with_monitors(tree).into_iter().map(|device| format!("chmu:{device}"))).collect()
@@ -115,7 +115,7 @@ fn node_rows(state: &State) -> impl Iterator<Item = Vec<String>> + '_ {
     })
 }
 
-/// Pages as bytes; `-` if the kernel does not count them.
+/// Returns pages as bytes; `-` if the kernel does not count them.
 fn moved(pages: Option<u64>) -> String {
     pages.map_or_else(|| "-".to_owned(), |pages| ByteSize(pages.saturating_mul(PAGE_BYTES)).to_string())
 }

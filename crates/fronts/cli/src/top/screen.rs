@@ -107,7 +107,7 @@ impl Default for View {
 }
 
 impl View {
-    /// Whether keys currently edit the filter.
+    /// Returns whether keys currently edit the filter.
     pub fn is_typing(&self) -> bool {
         self.typing
     }
@@ -133,7 +133,7 @@ impl View {
     }
 }
 
-/// The lines of the screen: none wider than `width`, and exactly `height` of them.
+/// Returns the lines of the screen: none wider than `width`, and exactly `height` of them.
 pub fn draw(before: Option<&Look>, now: &Look, view: &View, width: usize, height: usize) -> Vec<String> {
     let mut rows: Vec<Vec<Cell>> =
         now.programs.iter().map(|program| cells(earlier(before, now, program), program)).collect();
@@ -172,7 +172,7 @@ fn footer(view: &View) -> String {
     }
 }
 
-/// One row. Numbers are right-aligned in their columns; the command is left-aligned in the remaining width.
+/// Returns one row. Numbers are right-aligned in their columns; the command is left-aligned in the remaining width.
 fn line(width: usize, view: &View, text: impl Fn(usize, usize) -> String) -> String {
     let mut line = String::new();
     for (index, column) in COLUMNS.iter().enumerate() {
@@ -197,7 +197,7 @@ fn earlier<'a>(before: Option<&'a Look>, now: &Look, program: &Program) -> Optio
     (seconds > 0.0).then_some((&same.numbers, seconds))
 }
 
-/// One cell for each of [`COLUMNS`].
+/// Returns one cell for each of [`COLUMNS`].
 fn cells(earlier: Option<(&Snapshot, f64)>, program: &Program) -> Vec<Cell> {
     let numbers = &program.numbers;
     let rate = |counter: Counter| {

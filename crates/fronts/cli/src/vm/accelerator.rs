@@ -31,7 +31,7 @@ impl Choice {
     /// Every choice, in the order of the help.
     pub const ALL: &'static [Choice] = &[Choice::Auto, Choice::Kvm, Choice::Tcg];
 
-    /// The word on the command line.
+    /// Returns the word on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Choice::Auto => "auto",
@@ -51,7 +51,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// QEMU's word for it.
+    /// Returns QEMU's word for it.
     pub fn word(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
@@ -59,7 +59,7 @@ impl Accelerator {
         }
     }
 
-    /// The delivery that the guest's memory requires (KVM), or that suits it best (TCG).
+    /// Returns the delivery that the guest's memory requires (KVM), or that suits it best (TCG).
     pub fn delivery(self) -> Delivery {
         match self {
             Accelerator::Kvm => Delivery::Listener,

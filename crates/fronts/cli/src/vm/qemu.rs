@@ -24,7 +24,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// QEMU's arguments.
+    /// Returns QEMU's arguments.
     pub fn words(&self) -> Vec<OsString> {
         let mebibytes = self.memory.0 >> 20;
         let cpu = match self.accelerator {
@@ -53,7 +53,7 @@ impl Guest {
     }
 }
 
-/// `aquifer run` with `how` and `command`, as one line for a shell. Leaves out defaults.
+/// Returns `aquifer run` with `how` and `command`, as one line for a shell. Leaves out defaults.
 pub fn shown(how: &HowArgs, command: &[OsString]) -> String {
     let usual = Config::default();
     let mut words: Vec<OsString> = vec!["aquifer".into(), "run".into(), "--dram".into(), how.dram.to_string().into()];

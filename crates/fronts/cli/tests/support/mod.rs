@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Maximum wait of a test: far longer than anything here takes, even on a slow and busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The binary, without variables that the caller's environment might set.
+/// Returns the command of the binary, without variables that the caller's environment might set.
 pub fn aquifer() -> Command {
     without_settings(Command::new(env!("CARGO_BIN_EXE_aquifer")))
 }
@@ -48,12 +48,12 @@ pub fn alone(test: &str) -> PathBuf {
     command
 }
 
-/// The command at this path, without variables that the caller's environment might set.
+/// Returns the command at this path, without variables that the caller's environment might set.
 pub fn aquifer_at(command: &Path) -> Command {
     without_settings(Command::new(command))
 }
 
-/// An empty directory that belongs to one test.
+/// Returns an empty directory that belongs to one test.
 pub fn scratch(test: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{test}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
@@ -118,7 +118,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// `aquifer run` with a small budget, a tier that needs no disk, and the stand-in.
+/// Returns `aquifer run` with a small budget, a tier that needs no disk, and the stand-in.
 pub fn run(stand_in: &Path) -> Command {
     with_stand_in(aquifer(), stand_in)
 }
@@ -139,12 +139,12 @@ fn with_stand_in(mut command: Command, stand_in: &Path) -> Command {
     command
 }
 
-/// Standard error as text.
+/// Returns standard error as text.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Standard output as text.
+/// Returns standard output as text.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -101,7 +101,7 @@ pub struct Join {
     pub replace: bool,
 }
 
-/// Hexadecimal digits, which need no escaping in a path.
+/// Parses hexadecimal digits, which need no escaping in a path.
 fn digits(text: &str) -> Result<String, String> {
     let is_it = (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_it {
@@ -111,7 +111,7 @@ fn digits(text: &str) -> Result<String, String> {
     }
 }
 
-/// A time in seconds, from `90s`, `15m`, `1h` or `2d`.
+/// Parses a time such as `90s`, `15m`, `1h` or `2d`, as seconds.
 fn seconds(text: &str) -> Result<u64, String> {
     let wrong = || "write a number and s, m, h or d, such as 15m; 7d at most".to_owned();
     let unit = match text.bytes().last() {

@@ -20,7 +20,7 @@ pub struct Rack {
     pub more: Vec<String>,
 }
 
-/// An empty directory that belongs to one test.
+/// Returns an empty directory that belongs to one test.
 pub fn directory(name: &str) -> PathBuf {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fabric-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
@@ -46,7 +46,7 @@ impl Rack {
         Rack { directory, url, more: Vec::new() }
     }
 
-    /// A daemon with an administrator who is logged in, and the declaration applied.
+    /// Starts a daemon, logs an administrator in, and applies the declaration.
     pub fn ready(name: &str, config: &str) -> Rack {
         let rack = Rack::start(name, config);
         rack.log_in();
@@ -73,7 +73,7 @@ impl Rack {
         path.display().to_string()
     }
 
-    /// The program with these words, in this test's environment.
+    /// Returns the program with these arguments, as a command in this test's environment.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-fabric"));
         command.args(words).args(["--url", &self.url]).args(&self.more).stdin(Stdio::null());
@@ -100,7 +100,7 @@ impl Rack {
         stdout(&output)
     }
 
-    /// The answer to a request that must succeed.
+    /// Returns the answer to a request that must succeed.
     pub fn json(&self, words: &[&str]) -> Value {
         let text = self.done(&[words, &["--json"]].concat());
         assert_eq!(text.lines().count(), 1, "{text}");
@@ -124,7 +124,7 @@ pub fn spawn(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
 }
 
-/// The one line of a failure.
+/// Returns the one line of a failure.
 pub fn one_line(code: i32, output: &Output) -> String {
     let text = stderr(output);
     assert_eq!((output.status.code(), stdout(output).as_str()), (Some(code), ""), "{text}");
@@ -141,7 +141,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The only file with this beginning in a directory below.
+/// Returns the only file in a subdirectory whose name begins like this.
 pub fn session_file(directory: &Path) -> PathBuf {
     let mut files = std::fs::read_dir(directory.join("aquifer")).expect("it was made").flatten();
     let file = files.next().expect("a file").path();
@@ -149,7 +149,7 @@ pub fn session_file(directory: &Path) -> PathBuf {
     file
 }
 
-/// A pool of all donors, a zone with both hosts, and a bound volume.
+/// Returns a pool of all donors, a zone with both hosts, and a bound volume.
 pub fn declaration() -> Value {
     json!({
         "pools": { "main": { "donors": ["d0000", "d0001", "d0002", "d0003"], "devices": ["m000", "m001"] } },

@@ -17,7 +17,7 @@ const CONFIGURATION: &str = "AQUIFER_TEST_MANAGER";
 /// How long a test waits for what must come.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// To be called by a test `manager_program`: returns at once, unless this process is to be a manager.
+/// Serves as a manager if this process is to be one; otherwise returns at once. A test `manager_program` calls it.
 pub fn serve_if_asked() {
     let Some(file) = std::env::var_os(CONFIGURATION) else { return };
     let config = aquifer_manager::Config::read(Path::new(&file)).expect("a configuration");
@@ -72,7 +72,7 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
-    /// One request.
+    /// Sends one request, and returns its answer.
     pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");

@@ -24,7 +24,7 @@ pub const SLD: &str = "s0.4d3";
 pub const MLD: &str = "s0.4d4";
 pub const DCD: &str = "s0.4d5";
 
-/// An empty directory that belongs to one test.
+/// Returns an empty directory that belongs to one test.
 pub fn directory(name: &str) -> PathBuf {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cxl-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
@@ -32,7 +32,7 @@ pub fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// A configuration's section for a switch whose hosts are at the ports from `first_port` on.
+/// Returns a configuration's section for a switch whose hosts are at the ports from `first_port` on.
 pub fn section(address: &str, first_port: u32, hosts: std::ops::Range<u32>) -> String {
     let ports =
         hosts.clone().map(|host| format!("h{host:03} = [{}]", first_port + host)).collect::<Vec<_>>().join(", ");
@@ -91,12 +91,12 @@ impl Site {
         self.get(&format!("{SWITCHES}/s0"))["CXL"]["NumberOfBoundvPPBs"].as_u64().expect("a number")
     }
 
-    /// The LD of a device, as its endpoint reports it: what it is bound to, and what it holds.
+    /// Returns the LD of a device, as its endpoint reports it: what it is bound to, and what it holds.
     pub fn ld(&self, device: &str, ld_id: &str) -> Value {
         self.get(&format!("{ENDPOINTS}/Device.{device}"))["Oem"]["Aquifer"]["Lds"][ld_id].clone()
     }
 
-    /// The state of a volume of the pool `main`.
+    /// Returns the state of a volume of the pool `main`.
     pub fn state_of(&self, volume: &str) -> Value {
         self.get(&format!("{}/{volume}", CHUNKS))["Status"]["State"].clone()
     }
@@ -128,7 +128,7 @@ pub fn volume(size: &str, class: &str, host: &str) -> Value {
     json!({ "spec": { "size": size, "pool": "main", "zone": "lab", "class": class }, "host": host })
 }
 
-/// A declaration of one pool.
+/// Returns a declaration of one pool.
 pub fn declaration(donors: &[&str], devices: &[&str], volumes: Value) -> Value {
     json!({
         "pools": { "main": { "donors": donors, "devices": devices } },

@@ -17,7 +17,7 @@ use clap::Parser;
 /// The variable that makes this test program a switch; its value is the arguments, one per line.
 const ARGUMENTS: &str = "AQUIFER_TEST_SWITCH";
 
-/// To be called by a test `switch_program`: returns at once, unless this process is to be a switch.
+/// Serves as a switch if this process is to be one; otherwise returns at once. A test `switch_program` calls it.
 pub fn serve_if_asked() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let words = std::iter::once("aquifer-cxl-switchd").chain(arguments.lines());
@@ -45,7 +45,7 @@ impl RunningSwitch {
         RunningSwitch { child, directory: directory.to_owned(), arguments, tcp }
     }
 
-    /// Where it listens, for a configuration.
+    /// Returns where it listens, for a configuration.
     pub fn unix(&self) -> String {
         format!("unix:{}", self.directory.join("s").display())
     }

@@ -29,7 +29,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Whether the bar is kept; None if there is less to bind than the bar is about.
+    /// Returns whether the bar is kept; None if there is less to bind than the bar is about.
     pub fn keeps_bar(&self) -> Option<bool> {
         let (devices, hosts, time) = BOX_BAR;
         (self.devices >= devices && self.hosts >= hosts).then_some(self.time < time)
@@ -76,7 +76,7 @@ fn switches(client: &mut Client) -> Result<Vec<VirtualSwitch>, Failure> {
     (0..count).map(|vcs_id| client.virtual_switch(vcs_id)).collect()
 }
 
-/// What can be bound: ports with a single logical device, and logical devices with memory.
+/// Returns what can be bound: ports with a single logical device, and logical devices with memory.
 fn targets(client: &mut Client) -> Result<Vec<(u8, u16)>, Failure> {
     let ports: Vec<u8> = (0..client.identify_switch()?.physical_ports).collect();
     let mut targets = Vec::new();
@@ -94,7 +94,7 @@ fn targets(client: &mut Client) -> Result<Vec<(u8, u16)>, Failure> {
     Ok(targets)
 }
 
-/// Which vPPB gets which device: the virtual switches in turn, as long as there are unbound vPPBs.
+/// Returns which vPPB gets which device: the virtual switches in turn, as long as there are unbound vPPBs.
 fn plan(switches: &[VirtualSwitch], targets: &[(u8, u16)]) -> Vec<BindVppb> {
     let is_bound = |(port_id, ld_id): &(u8, u16)| {
         let mut vppbs = switches.iter().flat_map(|switch| &switch.vppbs);

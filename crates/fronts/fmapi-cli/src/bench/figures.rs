@@ -21,7 +21,7 @@ fn verdict(is_kept: bool) -> &'static str {
 
 const HEADS: &str = "command                              count   median us     99th us      max us";
 
-/// A line of the table, without what its last column adds.
+/// Returns a line of the table, without what its last column adds.
 fn line(timed: &Timed) -> String {
     match (timed.quantile(0.5), timed.quantile(0.99), timed.max()) {
         (Some(median), Some(most), Some(max)) => format!(
@@ -36,7 +36,7 @@ fn line(timed: &Timed) -> String {
     }
 }
 
-/// The figures as a table.
+/// Returns the figures as a table.
 pub(super) fn text(bench: &Bench) -> String {
     let mut text = format!(
         "own cost of a command, at a peer in this process that answers at once; bar: a median of at most {} us\n\
@@ -78,7 +78,7 @@ fn times(timed: &Timed) -> Value {
     })
 }
 
-/// The figures as one JSON object.
+/// Returns the figures as one JSON object.
 pub(super) fn json(bench: &Bench) -> Value {
     let answers = bench.answers.iter().map(|timed| {
         let mut one = times(timed);

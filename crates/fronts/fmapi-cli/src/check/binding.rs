@@ -95,7 +95,7 @@ impl Suite<'_> {
         Ok(is_bound)
     }
 
-    /// Unbound targets: logical devices of one port first, because two of them can be tried.
+    /// Returns unbound targets: logical devices of one port first, because two of them can be tried.
     fn free(&mut self) -> Free {
         let mut free = Free { vppbs: Vec::new(), targets: Vec::new() };
         let mut bound = Vec::new();

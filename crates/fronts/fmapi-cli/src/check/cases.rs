@@ -73,7 +73,7 @@ cases! {
     "capacity.extents" "7.6.7.6.4" "its extents are in its regions, in whole blocks, and do not overlap";
 }
 
-/// The case with this name.
+/// Returns the case with this name.
 pub fn case(id: &str) -> Option<&'static Case> {
     CASES.iter().find(|case| case.id == id)
 }

@@ -43,7 +43,7 @@ pub const DEPARTURES: &[Departure] = &[
     departure("Jackrabbit", "bind.second", "a port is bound once, whatever its device is"),
 ];
 
-/// The known departure of a dialect in a case.
+/// Returns the known departure of a dialect in a case.
 pub fn known(dialect: &str, case: &str) -> Option<&'static str> {
     DEPARTURES.iter().find(|it| it.dialect == dialect && it.case == case).map(|it| it.what)
 }

@@ -39,7 +39,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The commands of an MLD are for an MLD.
+    /// Checks that the switch itself does not answer a command of MLDs.
     fn direct(&mut self) -> Step {
         if let Some((code, _)) = self.probe("lds.direct", &[], Opcode::GET_LD_INFO, &[])? {
             let is_answered = code == ReturnCode::SUCCESS;
@@ -84,7 +84,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The first device that has dynamic capacity is judged.
+    /// Judges the first device that has dynamic capacity.
     fn capacity(&mut self, port: u8) -> Step {
         if self.is_judged("capacity") {
             return Ok(());

@@ -14,7 +14,7 @@ const RECORDS_FIXED_BYTES: usize = 32;
 const LOGS: u8 = 5;
 
 impl Suite<'_> {
-    /// What the answer to the first command showed.
+    /// Judges what the answer to the first command showed.
     pub(super) fn judge_header(&mut self, found: &Dialect) {
         let category = (found.category != CategoryBits::Low).then(|| "the category is in bits 7:4".into());
         self.judge("header.category", category);

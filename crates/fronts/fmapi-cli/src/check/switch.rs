@@ -21,7 +21,7 @@ const OF_IDENTITY: [&str; 7] =
     ["switch.counts", "ports", "ports.values", "ports.state", "ports.type", "ports.unknown", "ports.control"];
 
 impl Suite<'_> {
-    /// A typed call. If it fails, the case departs, unless the command is not supported.
+    /// Makes a typed call. If it fails, the case departs, unless the command is not supported.
     pub(super) fn typed<T>(&mut self, id: &'static str, result: Result<T, Failure>) -> Result<Option<T>, Stop> {
         match result {
             Ok(value) => return Ok(Some(value)),
@@ -145,7 +145,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The second vPPB alone is the same as in the whole list.
+    /// Checks that the second vPPB alone is the same as in the whole list.
     fn pieces(&mut self, first: Option<&VirtualSwitch>) -> Step {
         let Some(whole) = first.filter(|whole| whole.vppbs.len() > 1) else {
             self.skip("vcs.pieces", "no virtual switch has two vPPBs");

@@ -40,7 +40,7 @@ impl Suite<'_> {
         self.bindings()
     }
 
-    /// Each of these commands, if the peer answers it, is refused with this payload.
+    /// Checks that the peer refuses each of these commands with this payload, if it answers the command at all.
     fn lengths(&mut self, id: &'static str, opcodes: &[Opcode], payload: &[u8]) -> Step {
         let answered: Vec<Opcode> = opcodes.iter().copied().filter(|it| self.answered.contains(it)).collect();
         let mut wrong = Vec::new();

@@ -51,14 +51,14 @@ impl Transport for Wire {
     }
 }
 
-/// A client of a peer that answers so.
+/// Returns a client of a peer that answers so.
 pub fn client(answer: impl FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send + 'static) -> Client {
     let clock = Arc::<VirtualClock>::default();
     let wire = Wire { clock: Arc::clone(&clock), answer: Box::new(answer), waiting: VecDeque::new() };
     Client::new(Box::new(wire), clock, Limits::default())
 }
 
-/// A client of the software switch in a dialect, whose answers are changed: the request, then the answer.
+/// Returns a client of the software switch in a dialect, whose answers are changed: the request, then the answer.
 pub fn switch(dialect: &'static Dialect, mut change: impl FnMut(&Message, &mut Message) + Send + 'static) -> Client {
     let mut switch = Switch::new(SwitchConfig::example()).unwrap();
     let connection = Connection { id: 1, ingress_port_id: 0, dialect };
@@ -75,7 +75,7 @@ pub fn switch(dialect: &'static Dialect, mut change: impl FnMut(&Message, &mut M
     })
 }
 
-/// A client of QEMU's switch: what was recorded, and what its source says of everything else.
+/// Returns a client of QEMU's switch: what was recorded, and what its source says of everything else.
 pub fn qemu() -> Client {
     let text = include_str!("../../../../pool/fmapi/tests/golden/qemu.json");
     let vectors: Vec<Value> = serde_json::from_str(text).unwrap();
@@ -125,7 +125,7 @@ fn unrecorded(opcode: Opcode, payload: &[u8]) -> ReturnCode {
     }
 }
 
-/// A tunnel's payload without the tag of the message in it.
+/// Returns a tunnel's payload without the tag of the message in it.
 fn untagged(mut payload: Vec<u8>) -> Vec<u8> {
     if payload.len() >= 16 {
         payload[5] = 0;

@@ -140,7 +140,7 @@ impl From<Failure> for NamedError {
 }
 
 impl NamedError {
-    /// A call of the operating system has failed.
+    /// Creates the failure of a call of the operating system.
     pub(super) fn of_io(what: String, error: &io::Error) -> Self {
         match error.raw_os_error().unwrap_or(libc::EIO) {
             errno if is_full(errno) => Self::FullDisk,
@@ -148,7 +148,7 @@ impl NamedError {
         }
     }
 
-    /// A file or directory could not be opened.
+    /// Creates the failure to open a file or directory.
     pub(super) fn of_open(what: String, failure: OpenFailure) -> Self {
         match failure {
             OpenFailure::Io(error) => Self::of_io(what, &error),

@@ -106,7 +106,7 @@ pub(super) fn open(directory: &Path, name: &str) -> Result<Store<FileMedium>, Na
     Ok(Store::open(FileMedium::of(LockedFile::lock(file, &path)?))?)
 }
 
-/// The file of a mapping, which is made if there is none.
+/// Opens the file of a mapping, and creates it if there is none.
 pub(super) fn open_or_create(directory: &Path, name: &str, bytes: usize) -> Result<Store<FileMedium>, NamedError> {
     for _ in 0..TRIES_MAX {
         match open(directory, name) {
@@ -125,7 +125,7 @@ pub(super) fn open_or_create(directory: &Path, name: &str, bytes: usize) -> Resu
     Err(NamedError::AlreadyOpen)
 }
 
-/// Makes the file. `None` if it has to be tried again, because another process has made it meanwhile.
+/// Makes the file. Returns `None` if it has to be tried again, because another process has made it meanwhile.
 fn create(directory: &Path, name: &str, bytes: usize) -> Result<Option<Store<FileMedium>>, NamedError> {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);

@@ -17,12 +17,12 @@ pub(super) fn is_valid(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !name.starts_with('.')
 }
 
-/// The file of the mapping.
+/// Returns the file of the mapping.
 pub(super) fn file_name(name: &str) -> String {
     format!("{name}{ENDING}")
 }
 
-/// The file in which a process makes the mapping, before it is complete. No mapping can have this name.
+/// Returns the file in which a process makes the mapping, before it is complete. No mapping can have this name.
 pub(super) fn new_file_name(name: &str, process: u32, number: u64) -> String {
     format!(".{name}.{process}.{number}{ENDING}")
 }

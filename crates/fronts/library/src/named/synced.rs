@@ -84,7 +84,7 @@ impl NamedFile {
         space.map_file(store.mapping_bytes() as usize, self.first, &mut guard_of)
     }
 
-    /// The name.
+    /// Returns the name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -115,7 +115,7 @@ impl NamedFile {
     }
 }
 
-/// Of the pages that were found, puts those that have changed.
+/// Puts those of the found pages that have changed.
 fn put(
     draft: &mut Draft<'_, FileMedium>,
     mapping: &memory_space::Mapping<'_>,

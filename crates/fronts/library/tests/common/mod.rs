@@ -26,12 +26,12 @@ pub fn can_run() -> bool {
     }
 }
 
-/// The smallest budget over a tier, with blocks of one size or `auto`.
+/// Opens a space with the smallest budget over a tier, with blocks of one size or `auto`.
 pub fn space(tier: &str, block_size: &str) -> Space {
     Space::builder().dram("16MiB").tier(tier).block_size(block_size).open().expect("it can be opened")
 }
 
-/// A mapping in which every word is its index times `salt`.
+/// Returns a mapping in which every word is its index times `salt`.
 pub fn filled(space: &Space, bytes: usize, salt: u64) -> Mapping {
     let mut mapping = space.map(bytes).expect("it can be mapped");
     let words = mapping.view_mut::<u64>(..).expect("aligned");
@@ -49,7 +49,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes of the mapping whose status satisfies `is_so`.
+/// Returns the number of bytes of the mapping whose status satisfies `is_so`.
 pub fn bytes_with(mapping: &Mapping, is_so: impl Fn(Status) -> bool) -> usize {
     let runs = mapping.status(..).expect("it is open");
     runs.iter().filter(|run| is_so(run.status)).map(|run| run.range.len()).sum()
@@ -86,12 +86,12 @@ impl Scratch {
         Self(path)
     }
 
-    /// The file of a named mapping.
+    /// Returns the file of a named mapping.
     pub fn file(&self, name: &str) -> std::path::PathBuf {
         self.0.join(format!("{name}.aquifer"))
     }
 
-    /// The smallest budget over tiers, which are separated by `>`, with this directory for named mappings.
+    /// Opens a space with the smallest budget over tiers, separated by `>`, and this directory for named mappings.
     pub fn space(&self, tiers: &str, block_size: &str) -> Space {
         let builder = Space::builder().dram("16MiB").block_size(block_size);
         let builder = tiers.split('>').fold(builder, |builder, tier| builder.tier(tier));

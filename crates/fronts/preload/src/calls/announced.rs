@@ -22,7 +22,7 @@ pub struct Early {
 }
 
 impl Early {
-    /// Called before the call. `None` if the call need not be announced.
+    /// Announces a call before it is made. Returns `None` if it need not be announced.
     pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
         if shown_calls::announces_no_more() {
             return None;

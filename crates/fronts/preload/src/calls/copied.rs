@@ -22,7 +22,7 @@ use crate::program_memory::is_readable;
 /// descriptors.
 const COPIED_BYTES_MAX: usize = 16 << 20;
 
-/// Which arguments of a call are pointers to structures: one bit each. No bit if the call is not in the table.
+/// Returns which arguments of a call are pointers to structures: one bit each. No bit if the call is not in the table.
 fn pointers(number: i64, args: &[usize; 6]) -> u8 {
     const fn of(indexes: &[u8]) -> u8 {
         let (mut bits, mut at) = (0, 0);
@@ -72,7 +72,7 @@ struct Structure {
 }
 
 impl Structure {
-    /// `None` if it cannot be read at all.
+    /// Returns `None` if it cannot be read at all.
     fn of(index: usize, start: usize, len: usize) -> Option<Self> {
         // If the length is a guess, the structure may be shorter.
         let rest_of_page = 4096 - start % 4096;
@@ -101,7 +101,7 @@ impl Structure {
 }
 
 impl Caller {
-    /// Makes a call of the table, with its structures pinned or else copied. `None` for any other call.
+    /// Makes a call of the table, with its structures pinned or else copied. Returns `None` for any other call.
     pub(super) unsafe fn copied(&self, adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<isize> {
         let pointers = pointers(number, args);
         if pointers == 0 {
@@ -142,7 +142,7 @@ impl Caller {
     }
 }
 
-/// Whether another argument may point to memory that has not been looked at.
+/// Returns whether another argument may point to memory that has not been looked at.
 fn pointers_may_lead_on(number: i64) -> bool {
     matches!(number, libc::SYS_pselect6 | SYS_IO_PGETEVENTS)
 }

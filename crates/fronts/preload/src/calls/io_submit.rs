@@ -17,7 +17,7 @@ use crate::inner_pointers::each_pointer;
 const REQUESTS_AT_ONCE: usize = aquifer_pager::pins::CALL_PINS_MAX;
 
 impl Caller {
-    /// io_submit(2).
+    /// Carries out io_submit(2).
     pub(super) unsafe fn submit(&self, adopter: &'static Adopter, args: [usize; 6]) -> isize {
         let count = isize::try_from(args[1]).unwrap_or(0);
         if count <= 0 {

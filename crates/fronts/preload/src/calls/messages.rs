@@ -39,7 +39,7 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// `None` if a part cannot be read. The `entries` are not copied.
+    /// Returns `None` if a part cannot be read. Does not copy the `entries`.
     pub(super) fn of(given: &libc::msghdr, entries: &[libc::iovec], reads: bool) -> Option<Self> {
         let mut ours = *given;
         (ours.msg_iov, ours.msg_iovlen) = (entries.as_ptr().cast_mut(), entries.len());
@@ -71,7 +71,7 @@ impl Copied {
         if is_sane { self.given.msg_controllen } else { 0 }
     }
 
-    /// The header to pass to the kernel, valid for as long as `self` is not moved or dropped.
+    /// Returns the header to pass to the kernel, valid for as long as `self` is not moved or dropped.
     fn prepared(&mut self) -> libc::msghdr {
         if self.name_bytes() > 0 {
             self.ours.msg_name = self.name.as_mut_ptr().cast();
@@ -82,7 +82,7 @@ impl Copied {
         self.ours
     }
 
-    /// The address of that header.
+    /// Returns the address of that header.
     pub(super) fn header(&mut self) -> usize {
         self.prepared();
         &raw mut self.ours as usize
@@ -205,7 +205,7 @@ impl Part {
 }
 
 impl Caller {
-    /// recvmmsg(2) and sendmmsg(2).
+    /// Carries out recvmmsg(2) and sendmmsg(2).
     pub(super) unsafe fn messages(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let ranges = |each: &mut dyn FnMut(usize, usize)| {
             let mut far = |start, len| {

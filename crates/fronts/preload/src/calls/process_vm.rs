@@ -19,7 +19,7 @@ use crate::inner_pointers::each_pointer;
 const STEP_BYTES: usize = 64 << 10;
 
 impl Caller {
-    /// process_vm_readv(2) and process_vm_writev(2).
+    /// Carries out process_vm_readv(2) and process_vm_writev(2).
     pub(super) unsafe fn remote(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let ranges = |each: &mut dyn FnMut(usize, usize)| {
             let mut far = |start, len| {

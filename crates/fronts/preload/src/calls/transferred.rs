@@ -11,7 +11,7 @@ use crate::bounce::{self, Entries};
 use crate::program_memory::{is_readable, load, store};
 
 impl Caller {
-    /// A call with one buffer and, on sockets, the peer's address.
+    /// Makes a call with one buffer and, on sockets, the peer's address.
     pub(super) unsafe fn bytes(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let entries = [libc::iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
@@ -176,7 +176,7 @@ impl Caller {
     }
 }
 
-/// Whether a receive returns less than asked for only at the end of the stream.
+/// Returns whether a receive returns less than asked for only at the end of the stream.
 fn waits_for_all(flags: usize) -> bool {
     flags & libc::MSG_WAITALL as usize != 0
 }
@@ -203,7 +203,8 @@ struct Name {
 }
 
 impl Name {
-    /// `None` if the address or its length cannot be read. `len` points to the length if the call `reads` the address.
+    /// Returns `None` if the address or its length cannot be read. `len` points to the length if the call `reads` the
+    /// address.
     fn of(start: usize, len: usize, reads: bool) -> Option<Self> {
         let mut this = Self { bytes: [0; ADDRESS_BYTES], len: 0, target: None, is_given: start != 0 };
         if start == 0 {
@@ -230,7 +231,7 @@ impl Name {
         if self.is_given { self.bytes.as_mut_ptr() as usize } else { 0 }
     }
 
-    /// The call's last argument.
+    /// Returns the call's last argument.
     fn len_or_place(&mut self, given: usize, reads: bool) -> usize {
         if reads && self.is_given { &raw mut self.len as usize } else { given }
     }

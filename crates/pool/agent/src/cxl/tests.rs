@@ -27,7 +27,7 @@ fn settings() -> CxlSettings {
     CxlSettings { purpose: Purpose::Node, nodes: Nodes::One, migrate: true, serials: BTreeMap::new() }
 }
 
-/// The device with this serial number, as a span by itself.
+/// Returns the device with this serial number, as a span by itself.
 fn lease(serial: u64) -> MemberLease {
     MemberLease {
         member: MemberId(serial - 0x1000),

@@ -78,12 +78,12 @@ pub(crate) enum Outcome {
 }
 
 impl Held {
-    /// Whether the kernel of this host has no memory of a member. Always true for members at donors.
+    /// Returns whether the kernel of this host has no memory of a member. Always true for members at donors.
     pub(super) fn is_detached(&self, member: MemberId) -> bool {
         self.attachments.get(&member).is_none_or(|it| it.stage == Stage::Detached)
     }
 
-    /// The state of a member on a memory device; `None` for others.
+    /// Returns the state of a member on a memory device; `None` for others.
     pub(super) fn state_of_device(&self, member: MemberId, report: &MemberReport) -> Option<MemberState> {
         let attachment = self.attachments.get(&member)?;
         let left = attachment.left.unwrap_or(report.lease.bytes);
@@ -169,7 +169,7 @@ impl HostState {
         }
     }
 
-    /// The trouble of members on memory devices.
+    /// Returns the trouble of members on memory devices.
     pub(super) fn trouble(&self) -> BTreeMap<VolumeId, BTreeMap<MemberId, String>> {
         let of = |held: &Held| -> BTreeMap<MemberId, String> {
             let of_member = |(member, it): (&MemberId, &Attachment)| Some((*member, it.trouble.clone()?));

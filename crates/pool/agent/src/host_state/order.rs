@@ -97,7 +97,7 @@ impl HostState {
         }
     }
 
-    /// The manager decided on an older report, so this checks again whether the member may leave.
+    /// Lets a member leave, if it may: the manager decided on an older report, so this checks again.
     fn leave(&mut self, volume: VolumeId, member: MemberId, why: Why) {
         let is_free = self.is_free(volume, member);
         let is_used = self.is_used(volume) || !self.volumes.get(&volume).is_none_or(|held| held.is_detached(member));
@@ -197,7 +197,7 @@ impl HostState {
     }
 }
 
-/// The initial state of the members on memory devices.
+/// Returns the initial state of the members on memory devices.
 fn attachments(members: &[MemberLease]) -> BTreeMap<MemberId, Attachment> {
     let on_devices = members.iter().filter(|lease| matches!(lease.source, Source::LogicalDevice { .. }));
     on_devices.map(|lease| (lease.member, Attachment::default())).collect()

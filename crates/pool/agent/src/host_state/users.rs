@@ -75,19 +75,19 @@ impl HostState {
         self.users.iter_mut().find(is_it)
     }
 
-    /// A user's connection has ended. The user itself may still run.
+    /// Notes that a user's connection has ended. The user itself may still run.
     pub(crate) fn disconnect(&mut self, id: UserId) {
         if let Some(user) = self.user(id) {
             user.is_connected = false;
         }
     }
 
-    /// A user has closed the volume.
+    /// Notes that a user has closed the volume.
     pub(crate) fn close(&mut self, id: UserId) {
         self.users.retain(|user| (user.volume, user.process, user.session) != (id.volume, id.process, id.session));
     }
 
-    /// What a user has done. Returns whether something was noted that must be on disk.
+    /// Notes what a user has done. Returns whether something was noted that must be on disk.
     pub(crate) fn progress(&mut self, id: UserId, members: &[MemberProgress]) -> bool {
         let Some(user) = self.user(id) else { return false };
         let before = user.left.len();

@@ -24,7 +24,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl HostState {
-    /// The volume for a user, and notes which members the user is given. `None` if it is no user.
+    /// Returns the volume for a user, and notes which members the user is given. Returns `None` if it is no user.
     pub(crate) fn view(&mut self, id: UserId, surroundings: &Surroundings<'_>) -> Option<View> {
         let revision = self.revision;
         let donors = &self.donors;
@@ -73,7 +73,7 @@ impl Held {
     }
 }
 
-/// Where a member's donor is: its address and the name in its certificate. `None` while nobody has said so.
+/// Returns where a member's donor is: its address and the name in its certificate, or `None` while nobody has said so.
 fn whereabouts(
     report: &MemberReport,
     known: &BTreeMap<DonorId, Whereabouts>,
@@ -90,7 +90,7 @@ fn whereabouts(
     Some((address.clone(), name))
 }
 
-/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
+/// Returns the host of `HOST:PORT`, without the brackets of an IPv6 address.
 pub(crate) fn host_of(address: &str) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']').to_owned()

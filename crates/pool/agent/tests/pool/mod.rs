@@ -24,7 +24,7 @@ pub const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
 const APPLY: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Apply";
 const CHUNK: &str = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks/db";
 
-/// To be called by a test `manager_program`: returns at once, unless this process is to be a manager.
+/// Serves as a manager if this process is to be one; otherwise returns at once. A test `manager_program` calls it.
 pub fn serve_if_asked() {
     let Some(file) = std::env::var_os(CONFIGURATION) else { return };
     let config = aquifer_manager::Config::read(Path::new(&file)).expect("a configuration");
@@ -103,7 +103,7 @@ impl Pool {
         self.token = format!("x-auth-token: {}\r\n", answer.header("x-auth-token").expect("a token"));
     }
 
-    /// One request, with more headers.
+    /// Sends one request with more headers, and returns its answer.
     pub fn ask(&self, method: &str, path: &str, headers: &str, body: &Value) -> Answer {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
@@ -141,7 +141,7 @@ impl Pool {
         });
     }
 
-    /// What the manager or the agent has logged.
+    /// Returns what the manager or the agent has logged.
     pub fn log(&self, of: &str) -> String {
         std::fs::read_to_string(self.directory.join(format!("{of}.log"))).expect("a log")
     }

@@ -69,7 +69,7 @@ impl World {
         World::start_with(securities, programs, None)
     }
 
-    /// The same with TLS, and a donor for each of its certificates.
+    /// Starts the same with TLS, and a donor for each of its certificates.
     pub fn start_protected(protection: Protection) -> World {
         let securities = protection.donors.iter().cloned().map(Security::Tls).collect();
         World::start_with(securities, 64, Some(protection))
@@ -147,7 +147,7 @@ impl World {
         self.registrar = Some(registrar(self.manager, self.protection.as_ref()));
     }
 
-    /// The agent's report.
+    /// Returns the agent's report.
     pub fn report(&self) -> HostReport {
         let id = EndId::new(Kind::Host, "web-1").expect("a name");
         let deadline = Instant::now() + TIMEOUT;
@@ -194,7 +194,7 @@ impl World {
         self.report().has_left(VOLUME, MemberId(member))
     }
 
-    /// The volume as a tier, with this capacity.
+    /// Opens the volume as a tier with this capacity.
     pub fn open(&self, size: &str) -> Box<dyn Tier> {
         self.try_open(&format!("pool:db,agent={},size={size}", self.socket().display())).expect("it opens")
     }
@@ -237,7 +237,7 @@ fn registrar(listen: SocketAddr, protection: Option<&Protection>) -> Registrar {
     }
 }
 
-/// Member `member`, with all memory of donor number `member`.
+/// Returns member `member`, with all memory of donor number `member`.
 pub fn lease(member: u64, span: u32, shard: u8) -> MemberLease {
     MemberLease {
         member: MemberId(member),

@@ -55,7 +55,7 @@ fn change(report: &mut Report, random: &mut Random) {
     }
 }
 
-/// One query and its answer, as bytes between the two.
+/// Passes one query and its answer between the two, as bytes.
 fn ask(held: &mut Held, sent: &mut Sent, number: u32, report: &Report) -> (&'static str, Result<Heard, Message>) {
     let known = held.known();
     let query = Query { known, ..Query::default() };

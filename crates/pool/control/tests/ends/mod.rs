@@ -147,7 +147,7 @@ pub fn release(donor: &str, term: u64, sequence: u64) -> Command {
     Command { term: Term(term), sequence, incarnation: Incarnation(1), step, cause: None }
 }
 
-/// A host presents a volume without members.
+/// Returns the step by which a host presents a volume without members.
 pub fn present(host: &str, name: Option<VolumeName>) -> Step {
     let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
     let host = host.parse().expect("a name");
@@ -164,7 +164,7 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("signed"))
     }
 
-    /// A certificate for `name`, in files. Its holder trusts `ca`.
+    /// Signs a certificate for `name`, and writes it to files. Its holder trusts `ca`.
     pub fn sign(&self, name: &str, ca: &Authority) -> Files {
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
         let key = KeyPair::generate().expect("a key");

@@ -53,7 +53,7 @@ impl SimAgent {
 }
 
 impl World {
-    /// A host carries a step out.
+    /// Lets a host carry out a step.
     pub fn obey(&mut self, host: &HostId, step: Step) -> Result<(), String> {
         let agent = self.agents.get_mut(host).ok_or("no such host")?;
         match step {
@@ -115,12 +115,12 @@ impl World {
         Ok(())
     }
 
-    /// What a host had before the manager lost its state, it keeps with its bytes.
+    /// Returns whether a volume was adopted: then its host keeps what it had before the manager lost its state.
     fn is_adopted(&self, volume: VolumeId) -> bool {
         self.desired.volumes.get(&volume).is_some_and(|volume| volume.name.as_str().starts_with("adopted-"))
     }
 
-    /// Capacity that programs use is not given back.
+    /// Notes the tags of capacity that programs use: it is not given back.
     fn note_used_tags(&mut self) {
         let members = self.agents.values().flat_map(|agent| {
             agent.volumes.iter().flat_map(|(volume, view)| view.members.iter().map(|(id, one)| (*volume, *id, one)))
@@ -129,7 +129,8 @@ impl World {
         wire::lock(&self.shared).used_tags = in_use.map(|(volume, id, _)| tag_of(volume, id)).collect();
     }
 
-    /// Programs read what they have. Only a device that was pulled out, or what another manager took, is lost.
+    /// Lets programs read what they have. Only what was on a device that was pulled out, or was taken by another
+    /// manager, is lost.
     pub fn use_all(&mut self) -> Result<(), String> {
         let mut broken = Vec::new();
         for (host, agent) in &self.agents {
@@ -157,7 +158,7 @@ impl World {
         Ok(())
     }
 
-    /// Where a member's bytes are, as its host sees it: vPPB and address.
+    /// Returns where a member's bytes are, as its host sees it: vPPB and address.
     fn place(&self, host: &HostId, (volume, member): (VolumeId, MemberId), source: &Source) -> Option<(u8, u8, u64)> {
         let state = wire::lock(&self.shared);
         let vcs_id = self.vcs_of[host];
@@ -188,7 +189,7 @@ impl World {
     }
 }
 
-/// What a host does by a vPPB.
+/// Lets a host act by a vPPB.
 pub fn act(shared: &Shared, now_ns: u64, (vcs_id, vppb_id): (u8, u8), action: &HostAction) -> Result<Vec<u8>, String> {
     let mut state = wire::lock(shared);
     let answer = state.switch.host(now_ns, vcs_id, vppb_id, action);

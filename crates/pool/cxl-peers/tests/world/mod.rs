@@ -99,7 +99,7 @@ fn switch_config() -> SwitchConfig {
 }
 
 impl World {
-    /// A pool with nothing in it, and a history of trouble ahead.
+    /// Creates a pool with nothing in it, and a history of trouble ahead.
     pub fn new(seed: u64) -> World {
         let mut random = Random::new(seed);
         let (clock, shared) =
@@ -149,7 +149,7 @@ impl World {
         VolumeId(self.next_volume)
     }
 
-    /// The manager ends and starts again: it knows what it has stored, and nothing else.
+    /// Restarts the manager, which then knows what it has stored, and nothing else.
     pub fn restart_manager(&mut self) {
         let text = r#"{"name": "s0", "address": "tcp:a", "background-seconds": 2, "hosts": {"h0": [4], "h1": [5]}}"#;
         let config: Config = serde_json::from_str(text).expect("a switch");
@@ -178,7 +178,8 @@ impl World {
         self.restarts += 1;
     }
 
-    /// The place of a device in the switch's configuration, and the device's number for the host that has the source.
+    /// Returns the place of a device in the switch's configuration, and the device's number for the host that has the
+    /// source.
     pub fn index_of(&self, source: &Source) -> Option<(usize, u16)> {
         let (Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. }) = source else { return None };
         let serial = u64::from_str_radix(device.as_str().strip_prefix("s0.")?, 16).ok()?;
@@ -198,7 +199,7 @@ impl World {
         self.target_of(source).is_some_and(|target| self.excused.contains(&target))
     }
 
-    /// A program has it again: the next loss is a new one.
+    /// Notes that a program has it again: the next loss is a new one.
     pub fn forgive_no_longer(&mut self, source: &Source) {
         // All capacity of one device was lost at once, and its members notice one by one.
         if let Some(target) = self.target_of(source).filter(|(port_id, _)| *port_id != DCD) {
@@ -206,7 +207,7 @@ impl World {
         }
     }
 
-    /// One history: trouble, then calm, in which the desired state must be reached.
+    /// Runs one history: trouble, then calm, in which the desired state must be reached.
     pub fn run(mut self) -> Result<World, String> {
         for _ in 0..TROUBLE_ROUNDS {
             self.something_happens();
@@ -224,7 +225,7 @@ impl World {
         Err(format!("not settled after {CALM_ROUNDS} calm rounds: {due:#?}"))
     }
 
-    /// One round of the manager.
+    /// Runs one round of the manager.
     pub fn round(&mut self) -> Result<(), String> {
         let now = Millis(self.clock.now_ns() / 1_000_000);
         let reports = self.switches.reports();

@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// A device was pulled out: the rival gives up what it had of it.
+    /// Lets the rival give up what it had of a device that was pulled out.
     pub fn rival_gives_up(&mut self, port_id: u8) {
         let of_port = self.rival_has.iter().filter(|(_, (of, _))| *of == port_id);
         let of_port: Vec<(u8, u8)> = of_port.map(|(vppb, _)| *vppb).collect();
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// The rival gives everything up, including what it has forgotten. An operation may fail first.
+    /// Lets the rival give everything up, including what it has forgotten. An operation may fail first.
     pub fn rival_leaves(&mut self) {
         for _ in 0..3 {
             for (vcs_id, vppb_id) in self.rival_tried.clone() {
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// The rival may act.
+    /// Lets the rival act, at times.
     pub fn let_rival_act(&mut self) {
         match self.random.below(10) {
             0 | 1 => self.rival_binds(RIVAL_VCS),
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Whether a member of a volume is to be bound there, or was.
+    /// Returns whether a member of a volume is to be bound there, or was.
     fn is_wanted(&self, vppb: (u8, u8), target: (u8, u16)) -> bool {
         let members = self.desired.volumes.values().flat_map(|volume| {
             let leaving = volume.leaving.values().map(|leaving| &leaving.member);
@@ -189,7 +189,7 @@ impl World {
         members.into_iter().any(is_it)
     }
 
-    /// The rival lets go of what it has bound to our hosts.
+    /// Lets the rival let go of what it has bound to our hosts.
     pub fn rival_leaves_our_hosts(&mut self) {
         let ours: Vec<(u8, u8)> = self.rival_has.keys().filter(|(vcs_id, _)| *vcs_id != RIVAL_VCS).copied().collect();
         ours.into_iter().for_each(|vppb| self.unbind_for_rival(vppb));
@@ -197,7 +197,7 @@ impl World {
         self.rival_has.retain(|(vcs_id, _), _| *vcs_id == RIVAL_VCS);
     }
 
-    /// What the rival has stays bound and keeps its bytes, unless its device was pulled out.
+    /// Checks that what the rival has stays bound and keeps its bytes, unless its device was pulled out.
     pub fn check_rival(&mut self) -> Result<(), String> {
         let all: Vec<_> = self.rival_has.iter().map(|(vppb, target)| (*vppb, *target)).collect();
         for (vppb, (port_id, ld_id)) in all {

@@ -20,7 +20,7 @@ pub enum Order {
 }
 
 impl World {
-    /// Something may happen before a round.
+    /// Lets something happen before a round, at times.
     pub fn something_happens(&mut self) {
         let is_troubled = self.random.below(100) < 80;
         wire::lock(&self.shared).is_troubled = is_troubled;
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// What the manager stores in a round.
+    /// Decides what the manager stores in a round.
     pub fn decide(&mut self, topology: &Topology, now: Millis) {
         settle(&mut self.desired, &self.observed, now);
         let orders = std::mem::take(&mut self.orders);
@@ -144,7 +144,7 @@ impl World {
         edit.repair(&self.observed, now, super::SILENT_MS);
     }
 
-    /// From now on nothing fails, every device is back, and the rival has left.
+    /// Ends the trouble: from now on nothing fails, every device is back, and the rival has left.
     pub fn calm_down(&mut self) {
         wire::lock(&self.shared).is_troubled = false;
         for device in std::mem::take(&mut self.out) {
@@ -153,7 +153,7 @@ impl World {
         self.rival_leaves();
     }
 
-    /// What must be true after each round.
+    /// Checks what must be true after each round.
     pub fn judge(&mut self) -> Result<(), String> {
         self.use_all()?;
         self.check_rival()?;
@@ -161,7 +161,7 @@ impl World {
         asked.map_or(Ok(()), |tag| Err(format!("capacity that programs use was to be released: {tag:02x?}")))
     }
 
-    /// Whether everything is as it is desired to be. If so, every host has what it should.
+    /// Returns whether everything is as desired. If so, checks that every host has what it should.
     pub fn is_settled(&self) -> Result<bool, String> {
         let round = reconcile(&self.desired, &self.observed);
         let is_leaving = self.desired.volumes.values().any(|volume| !volume.leaving.is_empty());
@@ -180,7 +180,7 @@ impl World {
         Ok(true)
     }
 
-    /// An operator releases what cannot be repaired for want of room.
+    /// Releases what cannot be repaired for want of room, as an operator does.
     pub fn give_up_what_does_not_fit(&mut self, round: u64) {
         if round % 40 != 39 {
             return;

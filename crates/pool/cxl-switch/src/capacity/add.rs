@@ -69,7 +69,7 @@ impl Capacity {
         Ok(chosen.into_iter().map(|range| (range, tag)).collect())
     }
 
-    /// The ranges of a list, which must be whole free blocks, each listed once.
+    /// Returns the ranges of a list, which must be whole free blocks, each listed once.
     fn prescribed(&self, list: &[Extent]) -> Result<Vec<(Range<u64>, Tag)>, ReturnCode> {
         let ranges = self.blocks(list)?;
         if ranges.iter().any(|range| self.extents.touching(range).next().is_some()) {
@@ -78,7 +78,7 @@ impl Capacity {
         Ok(ranges.into_iter().zip(list.iter().map(|extent| extent.tag)).collect())
     }
 
-    /// The ranges of a list, each of whole blocks in one region, and disjoint.
+    /// Returns the ranges of a list, each of whole blocks in one region, and disjoint.
     pub(super) fn blocks(&self, list: &[Extent]) -> Result<Vec<Range<u64>>, ReturnCode> {
         let invalid = Err(ReturnCode::INVALID_EXTENT_LIST);
         if list.is_empty() || list.len() > self.extents_max as usize {

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::host::HostFailure;
 
 impl Capacity {
-    /// The oldest offer that a host has not answered.
+    /// Returns the oldest offer that a host has not answered.
     pub fn oldest_offer(&self, host_id: u16) -> Option<Vec<Range<u64>>> {
         self.offers.iter().find(|offer| offer.host_id == host_id).map(|offer| offer.ranges.clone())
     }

@@ -79,7 +79,8 @@ impl Capacity {
         Ok(ranges)
     }
 
-    /// The ranges of a list, which the host must have; in a forced release, it may also have only been offered them.
+    /// Returns the ranges of a list, which the host must have; in a forced release, it may also have only been offered
+    /// them.
     fn listed(&self, host_id: u16, list: &[Extent], is_forced: bool) -> Result<Vec<Range<u64>>, ReturnCode> {
         let ranges = self.blocks(list)?;
         for range in &ranges {
@@ -161,7 +162,7 @@ impl Capacity {
         }
     }
 
-    /// The device lost its power: tags that the manager refers to are gone, too.
+    /// Forgets everything, because the device lost its power: tags that the manager refers to are gone, too.
     pub fn forget(&mut self, context: &mut Context) {
         self.references.clear();
         self.settle(context, 0);

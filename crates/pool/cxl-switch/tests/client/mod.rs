@@ -19,27 +19,27 @@ pub enum Hop {
     Pool,
 }
 
-/// The switch itself.
+/// Returns the path to the switch itself.
 pub fn at_switch() -> Vec<Hop> {
     Vec::new()
 }
 
-/// The device at a port.
+/// Returns the path to the device at a port.
 pub fn at_device(port_id: u8) -> Vec<Hop> {
     vec![Hop::Port(port_id)]
 }
 
-/// A logical device of the device at a port.
+/// Returns the path to a logical device of the device at a port.
 pub fn at_ld(port_id: u8, ld_id: u8) -> Vec<Hop> {
     vec![Hop::Port(port_id), Hop::Ld(ld_id)]
 }
 
-/// The LD pool of the device at a port.
+/// Returns the path to the LD pool of the device at a port.
 pub fn at_pool(port_id: u8) -> Vec<Hop> {
     vec![Hop::Port(port_id), Hop::Pool]
 }
 
-/// The example configuration, with a multi-headed MLD added at ports 3 and 4.
+/// Returns the example configuration, with a multi-headed MLD added at ports 3 and 4.
 pub fn config() -> SwitchConfig {
     let mut config = SwitchConfig::example();
     let mld = config.devices[1].clone();
@@ -47,7 +47,7 @@ pub fn config() -> SwitchConfig {
     config
 }
 
-/// The bytes of a request's payload.
+/// Returns the bytes of a request's payload.
 pub fn payload(request: &Request) -> Vec<u8> {
     let mut out = Writer::new(&Dialect::STANDARD);
     request.write(&mut out);
@@ -68,7 +68,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of a new switch.
+    /// Creates a client of a new switch.
     pub fn new(config: SwitchConfig) -> Self {
         let switch = Switch::new(config).expect("a good configuration");
         let connection = Connection { id: 1, ingress_port_id: 0, dialect: &Dialect::STANDARD };
@@ -94,7 +94,7 @@ impl Client {
         answer
     }
 
-    /// The message that carries another one along the path, as it is sent to the switch.
+    /// Returns the message that carries another one along the path, as it is sent to the switch.
     fn wrap(&mut self, path: &[Hop], inner: Message) -> Message {
         path.iter().rev().fold(inner, |inner, hop| {
             self.tag = self.tag.wrapping_add(1);
@@ -142,18 +142,18 @@ impl Client {
         }
     }
 
-    /// How a request ends.
+    /// Returns how a request ends.
     pub fn code(&mut self, path: &[Hop], request: &Request) -> ReturnCode {
         self.ask(path, request).err().unwrap_or(ReturnCode::SUCCESS)
     }
 
-    /// How a request with this payload ends.
+    /// Returns how a request with this payload ends.
     pub fn code_of_payload(&mut self, path: &[Hop], opcode: Opcode, payload: &[u8]) -> ReturnCode {
         let message = Message::new(Category::Request, 9, opcode, ReturnCode::SUCCESS, payload.to_vec());
         self.send(path, message).map_or_else(|code| code, |answer| answer.header.return_code)
     }
 
-    /// The command effects log.
+    /// Returns the command effects log.
     pub fn command_effects(&mut self, path: &[Hop]) -> Vec<CommandEffect> {
         let Ok(Response::GetSupportedLogs(logs)) = self.ask(path, &Request::GetSupportedLogs(GetSupportedLogs {}))
         else {
@@ -189,7 +189,7 @@ impl Client {
         ReturnCode(status.return_code)
     }
 
-    /// The status of the background operation.
+    /// Returns the status of the background operation.
     pub fn background(&mut self) -> BackgroundStatus {
         match self.ask(&at_switch(), &Request::GetBackgroundStatus(GetBackgroundStatus {})) {
             Ok(Response::GetBackgroundStatus(status)) => status,
@@ -197,7 +197,7 @@ impl Client {
         }
     }
 
-    /// All vPPBs of a virtual switch.
+    /// Returns all vPPBs of a virtual switch.
     pub fn vppbs(&mut self, vcs_id: u8) -> Vec<Vppb> {
         let vcs_ids = vec![vcs_id];
         let get = GetVirtualSwitches { first_vppb: 0, vppbs_max: 255, vcs_ids };
@@ -207,7 +207,7 @@ impl Client {
         }
     }
 
-    /// The state of a port.
+    /// Returns the state of a port.
     pub fn port(&mut self, port_id: u8) -> PortStatus {
         match self.ask(&at_switch(), &Request::GetPortStates(GetPortStates { port_ids: vec![port_id] })) {
             Ok(Response::GetPortStates(reported)) => reported.ports[0],

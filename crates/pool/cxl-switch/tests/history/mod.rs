@@ -48,12 +48,12 @@ pub enum Planted {
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Below a limit.
+    /// Returns a number below a limit.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -98,7 +98,7 @@ fn config(random: &mut Random) -> SwitchConfig {
 }
 
 impl History {
-    /// With nothing done yet.
+    /// Creates a history in which nothing has been done yet.
     pub fn new(seed: u64, planted: Planted) -> Self {
         let mut random = Random::new(seed);
         let config = config(&mut random);
@@ -413,7 +413,7 @@ impl History {
     }
 }
 
-/// The virtual switch of a vPPB, and its number there.
+/// Returns the virtual switch of a vPPB, and its number there.
 fn place(vppb: usize) -> (u8, u8) {
     (vppb as u8 / VPPBS, vppb as u8 % VPPBS)
 }

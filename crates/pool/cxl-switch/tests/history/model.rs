@@ -119,19 +119,19 @@ pub struct Model {
     logs: [(Vec<EventRecord>, u16); 4],
 }
 
-/// The addresses of a block.
+/// Returns the addresses of a block.
 pub fn range(block: usize) -> Range<u64> {
     let start = block as u64 * BLOCK_BYTES;
     start..start + BLOCK_BYTES
 }
 
-/// A block as an extent.
+/// Returns a block as an extent.
 pub fn extent(block: usize) -> Extent {
     Extent { start: range(block).start, length: BLOCK_BYTES, ..Extent::default() }
 }
 
 impl Model {
-    /// With nothing bound.
+    /// Creates a model in which nothing is bound.
     pub fn new(config: &SwitchConfig, vppbs: usize) -> Self {
         let regions = &config.devices[2].capacity.as_ref().expect("the device has capacity").regions;
         Self {
@@ -152,7 +152,7 @@ impl Model {
         }
     }
 
-    /// Time passes; an operation may end.
+    /// Lets time pass, in which an operation may end.
     pub fn pass(&mut self, now_ns: u64) -> Option<Ended> {
         self.now_ns = now_ns;
         let running = self.running.as_ref()?;
@@ -207,7 +207,7 @@ impl Model {
         ReturnCode::BACKGROUND_STARTED
     }
 
-    /// How a bind is answered.
+    /// Returns how a bind is answered.
     pub fn bind(&mut self, now_ns: u64, vppb: usize, target: Target) -> ReturnCode {
         if self.running.is_some() {
             return ReturnCode::BUSY;
@@ -222,7 +222,7 @@ impl Model {
         self.start(now_ns, vppb, target, true)
     }
 
-    /// How an unbind is answered.
+    /// Returns how an unbind is answered.
     pub fn unbind(&mut self, now_ns: u64, vppb: usize) -> ReturnCode {
         if self.running.is_some() {
             return ReturnCode::BUSY;
@@ -240,12 +240,12 @@ impl Model {
         }
     }
 
-    /// Whether an operation runs.
+    /// Returns whether an operation runs.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// How the last operation ended.
+    /// Returns how the last operation ended.
     pub fn last_code(&self) -> Option<ReturnCode> {
         self.last
     }
@@ -266,7 +266,7 @@ impl Model {
         }
     }
 
-    /// A device is pulled out.
+    /// Pulls a device out.
     pub fn remove(&mut self, device: usize, is_mld: bool) {
         self.present[device] = false;
         self.bytes.retain(|target, _| target.device() != device);
@@ -281,17 +281,17 @@ impl Model {
         }
     }
 
-    /// The device is put back.
+    /// Puts the device back.
     pub fn insert(&mut self, device: usize) {
         self.present[device] = true;
     }
 
-    /// Whether the device is plugged in.
+    /// Returns whether the device is plugged in.
     pub fn is_present(&self, device: usize) -> bool {
         self.present[device]
     }
 
-    /// The MLD's link is down until then.
+    /// Takes the MLD's link down until then.
     pub fn flap(&mut self, until_ns: u64) {
         self.down_until_ns = until_ns;
     }
@@ -301,7 +301,7 @@ impl Model {
         self.down_until_ns > self.now_ns
     }
 
-    /// The return code of a request to the MLD, if it is out of reach.
+    /// Returns the return code of a request to the MLD, if it is out of reach.
     pub fn refusal_of_mld(&self) -> Option<ReturnCode> {
         match (self.present[1], self.mld_is_down()) {
             (false, _) => Some(ReturnCode::INVALID_INPUT),
@@ -310,7 +310,7 @@ impl Model {
         }
     }
 
-    /// All vPPBs as the switch should report them.
+    /// Returns all vPPBs as the switch should report them.
     pub fn vppbs(&self) -> Vec<Vppb> {
         let reported = |state: &State| {
             let none = Vppb { status: BindingStatus::Unbound, port_id: 0, ld_id: Vppb::NO_LD };
@@ -326,18 +326,18 @@ impl Model {
         self.states.iter().map(reported).collect()
     }
 
-    /// The vPPBs that are bound.
+    /// Returns the vPPBs that are bound.
     pub fn bound(&self) -> Vec<usize> {
         let is_bound = |vppb: &usize| matches!(self.states[*vppb], State::Bound(_));
         (0..self.states.len()).filter(is_bound).collect()
     }
 
-    /// The blocks that the host of a vPPB has.
+    /// Returns the blocks that the host of a vPPB has.
     pub fn blocks_of(&self, vppb: usize) -> Vec<usize> {
         (0..BLOCKS).filter(|block| matches!(self.place(vppb, *block), Place::Block(_))).collect()
     }
 
-    /// Where the host of a vPPB writes: nowhere if it cannot.
+    /// Returns where the host of a vPPB writes: nowhere if it cannot.
     pub fn place(&self, vppb: usize, block: usize) -> Place {
         let target = match self.states[vppb] {
             State::Bound(target) | State::Unbinding(target) => target,
@@ -358,7 +358,7 @@ impl Model {
         self.blocks[block].host == Some(host_id) && !self.blocks[block].is_pending
     }
 
-    /// The byte at a place.
+    /// Returns the byte at a place.
     pub fn read(&self, place: Place) -> Option<u8> {
         match place {
             Place::Block(block) => Some(self.blocks[block].byte),
@@ -367,23 +367,23 @@ impl Model {
         }
     }
 
-    /// The first byte of a target; None for the device with capacity.
+    /// Returns the first byte of a target; None for the device with capacity.
     pub fn byte(&self, target: Target) -> Option<u8> {
         let is_capacity = CAPACITY_PORTS.contains(&target.port_id);
         (!is_capacity).then(|| self.bytes.get(&target).map_or(0, |(byte, _)| *byte))
     }
 
-    /// Whether bytes of a target were wiped.
+    /// Returns whether bytes of a target were wiped.
     pub fn was_wiped(&self, target: Target) -> bool {
         self.bytes.get(&target).is_some_and(|(_, was_wiped)| *was_wiped)
     }
 
-    /// Whether bytes were wiped from a block when it was freed last.
+    /// Returns whether bytes were wiped from a block when it was freed last.
     pub fn block_was_wiped(&self, block: usize) -> bool {
         self.blocks[block].was_wiped
     }
 
-    /// A host writes.
+    /// Lets a host write.
     pub fn write(&mut self, place: Place, byte: u8) -> bool {
         match place {
             Place::Block(block) => self.blocks[block].byte = byte,
@@ -393,7 +393,7 @@ impl Model {
         place != Place::Nowhere
     }
 
-    /// How an offer of a block is answered.
+    /// Returns how an offer of a block is answered.
     pub fn add(&mut self, host_id: u16, block: usize) -> ReturnCode {
         let offers = &mut self.offers[usize::from(host_id)];
         if !self.present[2] {
@@ -411,19 +411,19 @@ impl Model {
         ReturnCode::SUCCESS
     }
 
-    /// The vPPB by which a host of the capacity acts, if it can.
+    /// Returns the vPPB by which a host of the capacity acts, if it can.
     pub fn vppb_of_host(&self, host_id: u16) -> Option<usize> {
         let target = Target { port_id: CAPACITY_PORTS[usize::from(host_id)], ld_id: None };
         let reaches = |state: &State| [State::Bound(target), State::Unbinding(target)].contains(state);
         self.states.iter().position(reaches).filter(|_| self.present[2])
     }
 
-    /// The oldest offer to a host: its block, or None inside if that was taken back.
+    /// Returns the oldest offer to a host: its block, or None inside if that was taken back.
     pub fn offered(&self, host_id: u16) -> Option<Option<usize>> {
         self.offers[usize::from(host_id)].first().copied()
     }
 
-    /// A host answers its oldest offer. False where there is none.
+    /// Lets a host answer its oldest offer. Returns false if there is none.
     pub fn answer_offer(&mut self, host_id: u16, is_accepted: bool) -> bool {
         let offers = &mut self.offers[usize::from(host_id)];
         if offers.is_empty() {
@@ -439,7 +439,7 @@ impl Model {
         true
     }
 
-    /// How a release of a block is answered.
+    /// Returns how a release of a block is answered.
     pub fn release(&mut self, host_id: u16, block: usize, is_forced: bool, is_sanitized: bool) -> ReturnCode {
         if !self.present[2] {
             return ReturnCode::INVALID_INPUT;
@@ -460,7 +460,7 @@ impl Model {
         ReturnCode::SUCCESS
     }
 
-    /// A host gives a block back.
+    /// Lets a host give a block back.
     pub fn give_back(&mut self, block: usize) -> bool {
         self.free(block);
         true
@@ -478,12 +478,12 @@ impl Model {
         }
     }
 
-    /// What a log has, and how much it has lost.
+    /// Returns what a log has, and how much it has lost.
     pub fn log(&self, log: EventLog) -> &(Vec<EventRecord>, u16) {
         &self.logs[usize::from(log.bits())]
     }
 
-    /// The oldest records of a log were cleared; with the last of them, the count of lost records is cleared, too.
+    /// Clears the oldest records of a log; with the last of them, clears the count of lost records, too.
     pub fn clear(&mut self, log: EventLog, count: usize) {
         let (records, lost) = &mut self.logs[usize::from(log.bits())];
         records.drain(..count);

@@ -64,7 +64,7 @@ impl Running {
         stream
     }
 
-    /// What the control socket answers to a line.
+    /// Returns what the control socket answers to a line.
     pub fn control(&self, line: &str) -> serde_json::Value {
         let mut stream = self.unix("c");
         writeln!(stream, "{line}").unwrap();

@@ -114,7 +114,7 @@ impl Drop for Agent {
     }
 }
 
-/// A connection that has asked for the volumes.
+/// Returns a connection that has asked for the volumes.
 fn asked(mut stream: UnixStream) -> Option<UnixStream> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
@@ -143,7 +143,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The next list: ids and healths.
+    /// Returns the next list: ids and healths.
     pub fn next(&mut self) -> Vec<(String, String)> {
         // A timeout can be made only inside the runtime.
         let list = self.runtime.block_on(async {
@@ -275,7 +275,7 @@ impl Node {
         Watched { runtime: Arc::clone(&self.runtime), stream }
     }
 
-    /// The devices now; `None`: the resource is not served.
+    /// Returns the devices now; `None` if the resource is not served.
     pub fn try_devices(&self, id: &str) -> Option<Vec<(String, String)>> {
         let mut client = self.client(id).ok()?;
         let stream = self.runtime.block_on(client.list_and_watch(Empty {})).ok()?.into_inner();

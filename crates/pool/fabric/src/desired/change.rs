@@ -298,7 +298,7 @@ impl Edit<'_> {
 }
 
 impl Desired {
-    /// The volume with this id, unless it was released.
+    /// Returns the volume with this id, unless it was released.
     pub(crate) fn wanted(&self, id: VolumeId) -> Result<&Volume, Refusal> {
         let volume = self.volumes.get(&id).filter(|volume| !volume.released);
         volume.ok_or_else(|| Refusal::UnknownVolume { volume: id.to_string() })

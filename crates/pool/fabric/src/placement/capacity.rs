@@ -34,7 +34,7 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// What a host can reach; without a host, everything.
+    /// Returns what a host can reach; without a host, everything.
     pub fn of(topology: &Topology, host: Option<&HostId>) -> Vec<Reach> {
         let switches: BTreeSet<&SwitchId> = match host {
             Some(host) => topology.vcss(host).iter().map(|(switch, _)| switch).collect(),
@@ -207,7 +207,7 @@ impl Capacity {
         }
     }
 
-    /// Whether a vPPB is known to be free: every device of its switch has reported, and none is bound to it.
+    /// Returns whether a vPPB is known to be free: every device of its switch has reported, and none is bound to it.
     pub(crate) fn is_free(&self, vppb: &VppbAddress) -> bool {
         self.switches_known.contains(&vppb.switch) && !self.vppbs_bound.contains(vppb)
     }
@@ -302,7 +302,7 @@ impl Capacity {
         }
     }
 
-    /// What a source can hand out: whole units.
+    /// Returns what a source can hand out: whole units.
     fn free(&self, source: &Source, offer: &Offer) -> Bytes {
         let reserved = self.reserved.get(source).copied().unwrap_or_default();
         let free = if offer.open { offer.total.minus(reserved) } else { Bytes::ZERO };
@@ -320,12 +320,12 @@ impl Capacity {
         }
     }
 
-    /// The domain of a source.
+    /// Returns the domain of a source.
     pub(super) fn domain(&self, source: &Source, level: FaultDomain) -> Option<Domain> {
         self.offers.get(source).map(|offer| domain_of(source, offer, level))
     }
 
-    /// The use and quota of a zone.
+    /// Returns the use and quota of a zone.
     pub(super) fn zone(&mut self, zone: &ZoneId) -> Result<&mut ZoneUse, Refusal> {
         self.zones.value_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
     }
@@ -379,7 +379,7 @@ impl Capacity {
         self.shelve(source, true);
     }
 
-    /// The source with the most room on one shelf, outside the domains and sources that a pick must avoid.
+    /// Returns the source with the most room on one shelf, outside the domains and sources that a pick must avoid.
     pub(super) fn fullest(
         &self,
         pick: &Pick<'_>,
@@ -403,7 +403,7 @@ impl Capacity {
         None
     }
 
-    /// How much of a pool is free in total, and in how many domains.
+    /// Returns how much of a pool is free in total, and in how many domains.
     pub(super) fn room(
         &self,
         pool: &PoolId,

@@ -70,7 +70,7 @@ impl Backlog {
         concerned.devices.into_iter().for_each(|device| self.decide(Subject::Device(device)));
     }
 
-    /// What is left to do, as [`reconcile`](super::reconcile) says it.
+    /// Returns what is left to do, as [`reconcile`](super::reconcile) says it.
     pub fn round(&self) -> Round {
         let mut round = Round::default();
         for part in self.parts.values() {
@@ -87,7 +87,7 @@ impl Backlog {
         self.ailing.iter().copied()
     }
 
-    /// Those whose reports may end the wait for something: the hosts and sources of what is left to do.
+    /// Returns those whose reports may end the wait for something: the hosts and sources of what is left to do.
     pub fn awaited(&self) -> BTreeSet<End> {
         let mut awaited = BTreeSet::new();
         for subject in self.parts.keys() {
@@ -183,7 +183,7 @@ impl Backlog {
         }
     }
 
-    /// Devices are few, and are looked at as a whole.
+    /// Adds the devices that have changed. Devices are few, so each is looked at as a whole.
     fn devices_that_changed(&self, desired: &Desired, observed: &Observed, concerned: &mut Concerned) {
         for device in self.observed.devices.differences(&observed.devices) {
             concerned.volumes.extend(of_device(self.observed.devices.get(&device)));
@@ -213,7 +213,7 @@ impl Backlog {
     }
 }
 
-/// The decisions that a report affects by listing this volume.
+/// Returns the decisions that a report affects by listing this volume.
 fn subjects(end: &End, id: VolumeId) -> Vec<Subject> {
     match end {
         // Its extents are a part of the decision about the device.
@@ -227,7 +227,7 @@ fn members(volume: &Volume) -> impl Iterator<Item = &Member> {
     volume.places().map(|(_, member)| member).chain(volume.leaving.values().map(|leaving| &leaving.member))
 }
 
-/// The hosts and sources of a volume.
+/// Returns the hosts and sources of a volume.
 fn ends(volume: &Volume) -> impl Iterator<Item = End> {
     let hosts = volume.host.iter().chain(volume.leaving.values().map(|leaving| &leaving.host));
     let sources = members(volume).map(|member| match &member.source {
@@ -245,13 +245,13 @@ fn is_same_donor(old: &DonorReport, new: &DonorReport) -> bool {
     (old.incarnation, old.availability) == (new.incarnation, new.availability)
 }
 
-/// Those that only one of the lists has, and those with different starts in the two.
+/// Returns those that only one of the lists has, and those with different starts in the two.
 fn starts_that_changed<K: Ord + Clone>(old: &BTreeMap<K, Incarnation>, new: &BTreeMap<K, Incarnation>) -> BTreeSet<K> {
     let keys = old.keys().chain(new.keys());
     keys.filter(|key| old.get(*key) != new.get(*key)).cloned().collect()
 }
 
-/// The volumes of which two reports differ.
+/// Returns the volumes of which two reports differ.
 fn keys_that_changed<'a, T: PartialEq>(
     old: &'a BTreeMap<VolumeId, T>,
     new: &'a BTreeMap<VolumeId, T>,

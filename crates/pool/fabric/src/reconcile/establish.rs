@@ -83,7 +83,7 @@ impl States<'_> {
         ready
     }
 
-    /// A host that still has, or may still have, an earlier binding of the volume.
+    /// Returns a host that still has, or may still have, an earlier binding of the volume.
     fn other_host(self, id: VolumeId, volume: &Volume, host: &HostId) -> Option<HostId> {
         let mut leaving = volume.leaving.values().filter(|leaving| leaving.why == Why::Unbound);
         if let Some(leaving) = leaving.find(|leaving| !has_left(self.desired, self.observed, id, leaving)) {
@@ -155,7 +155,7 @@ fn lease(place: Place, member: &Member, token: Token) -> MemberLease {
     MemberLease { member: member.id, place, source: member.source.clone(), bytes: member.bytes, token }
 }
 
-/// The step that makes a source lend. An LD without a vPPB belongs to an unbound volume, and needs no step.
+/// Returns the step that makes a source lend. An LD without a vPPB belongs to an unbound volume, and needs no step.
 fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
     let (host, bytes) = (host.clone(), member.bytes);
     match member.source.clone() {
@@ -169,7 +169,7 @@ fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
     }
 }
 
-/// The step that makes an LD fit to be bound again.
+/// Returns the step that makes an LD fit to be bound again.
 pub(super) fn wipe(source: &Source) -> Option<Step> {
     match source.clone() {
         Source::LogicalDevice { device, ld_id } => Some(Step::WipeLd { device, ld_id }),

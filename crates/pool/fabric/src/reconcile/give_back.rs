@@ -32,7 +32,7 @@ impl States<'_> {
         }
     }
 
-    /// The next step for a member that no program uses any more.
+    /// Adds the next step for a member that no program uses any more.
     fn at_source(self, volume: VolumeId, leaving: &Leaving, round: &mut Round) {
         let member = &leaving.member;
         let progress = at_source(self.desired, self.observed, volume, member);

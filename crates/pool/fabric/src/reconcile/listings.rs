@@ -15,7 +15,7 @@ use crate::shared_map::SharedMap;
 pub(crate) struct Listings(SharedMap<(VolumeId, End), ()>);
 
 impl Listings {
-    /// Those of all reports.
+    /// Returns the listings of all reports.
     pub(crate) fn of(observed: &Observed) -> Listings {
         let mut listings = Listings::default();
         for (name, report) in &observed.donors {
@@ -30,25 +30,25 @@ impl Listings {
         listings
     }
 
-    /// Those that list a volume, in the order of their names.
+    /// Returns the ends that list a volume, in the order of their names.
     pub(crate) fn of_volume(&self, id: VolumeId) -> impl Iterator<Item = &End> {
         let from = self.0.iter_from(move |(of, _)| of.cmp(&id));
         from.map(|(key, ())| key).take_while(move |(of, _)| *of == id).map(|(_, end)| end)
     }
 
-    /// A report that listed some volumes lists others now.
+    /// Notes that a report that listed some volumes lists others now.
     pub(crate) fn replace(&mut self, end: &End, old: &BTreeSet<VolumeId>, new: &BTreeSet<VolumeId>) {
         old.difference(new).for_each(|id| drop(self.0.remove(&(*id, end.clone()))));
         new.difference(old).for_each(|id| drop(self.0.insert((*id, end.clone()), ())));
     }
 }
 
-/// The volumes that a donor lists.
+/// Returns the volumes that a donor lists.
 pub(crate) fn of_donor(report: Option<&DonorReport>) -> BTreeSet<VolumeId> {
     report.into_iter().flat_map(|report| report.leases.keys().copied()).collect()
 }
 
-/// The volumes that a host lists.
+/// Returns the volumes that a host lists.
 pub(crate) fn of_host(report: Option<&HostReport>) -> BTreeSet<VolumeId> {
     let keys = |report: &HostReport| -> Vec<VolumeId> {
         report.volumes.keys().chain(report.left.keys()).chain(report.trouble.keys()).copied().collect()
@@ -56,7 +56,7 @@ pub(crate) fn of_host(report: Option<&HostReport>) -> BTreeSet<VolumeId> {
     report.into_iter().flat_map(keys).collect()
 }
 
-/// The volumes that have dynamic capacity of a device.
+/// Returns the volumes that have dynamic capacity of a device.
 pub(crate) fn of_device(report: Option<&DeviceReport>) -> BTreeSet<VolumeId> {
     report.into_iter().flat_map(|report| report.extents.keys().copied()).collect()
 }

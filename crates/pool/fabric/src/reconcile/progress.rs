@@ -31,7 +31,7 @@ pub(crate) enum AtSource {
 }
 
 impl AtSource {
-    /// Whether a member that leaves has nothing left at its source.
+    /// Returns whether a member that leaves has nothing left at its source.
     pub(crate) fn is_given_back(self, source: &Source) -> bool {
         match self {
             Self::Released | Self::Retired => true,
@@ -94,26 +94,26 @@ fn at_ld(ld: &LdReport, member: &Member) -> AtSource {
     }
 }
 
-/// Whether a host was declared dead, and has not been restarted since.
+/// Returns whether a host was declared dead, and has not been restarted since.
 pub(crate) fn is_dead(desired: &Desired, observed: &Observed, host: &HostId) -> bool {
     let report = observed.hosts.get(host);
     desired.dead_hosts.get(host).is_some_and(|dead| report.is_none_or(|report| report.incarnation == *dead))
 }
 
-/// The report of a host whose agent answers and that is not declared dead.
+/// Returns the report of a host whose agent answers and that is not declared dead.
 pub(crate) fn agent<'a>(desired: &Desired, observed: &'a Observed, host: &HostId) -> Option<&'a HostReport> {
     let report = observed.hosts.get(host)?;
     (report.availability.answers() && !is_dead(desired, observed, host)).then_some(report)
 }
 
-/// Whether the host of a leaving member has confirmed that it has left, or is dead.
+/// Returns whether the host of a leaving member has confirmed that it has left, or is dead.
 pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId, leaving: &Leaving) -> bool {
     let report = observed.hosts.get(&leaving.host);
     // A member that has left stays so, whether its agent answers or not.
     is_dead(desired, observed, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
 }
 
-/// Whether a source answers, by its last report.
+/// Returns whether a source answers, by its last report.
 pub(crate) fn availability(observed: &Observed, source: &Source) -> Option<Availability> {
     match source {
         Source::Slabs { donor } => observed.donors.get(donor).map(|report| report.availability),

@@ -191,7 +191,7 @@ pub enum End {
 }
 
 impl Step {
-    /// Who carries it out.
+    /// Returns who carries it out.
     pub fn end(&self) -> End {
         match self {
             Self::ForgetLease { donor, .. } | Self::Grant { donor, .. } | Self::Release { donor, .. } => {

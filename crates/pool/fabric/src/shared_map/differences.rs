@@ -23,7 +23,7 @@ impl<'a, K, V> Walk<'a, K, V> {
         Walk { ahead: link.iter().map(Ahead::Tree).collect() }
     }
 
-    /// The subtree that comes next, if it is one.
+    /// Returns the subtree that comes next, if it is one.
     fn tree(&self) -> Option<&'a Arc<Node<K, V>>> {
         match self.ahead.last() {
             Some(Ahead::Tree(tree)) => Some(tree),
@@ -49,7 +49,7 @@ impl<'a, K, V> Walk<'a, K, V> {
 }
 
 impl<K: Ord + Clone, V: PartialEq> SharedMap<K, V> {
-    /// The keys that only one of two maps has, and those with different values, in their order.
+    /// Returns the keys that only one of two maps has, and those with different values, in their order.
     pub fn differences(&self, other: &Self) -> Vec<K> {
         let mut keys = Vec::new();
         walk(self, other, |key| {

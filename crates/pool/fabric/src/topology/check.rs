@@ -218,7 +218,7 @@ mod tests {
     use crate::example;
     use crate::topology::{Topology, Vcs};
 
-    /// The error that the box of 22 devices gives after a change.
+    /// Returns the error that the box of 22 devices gives after a change.
     fn after(change: impl FnOnce(&mut Parts)) -> String {
         let mut parts = example::memory_box().parts().clone();
         change(&mut parts);

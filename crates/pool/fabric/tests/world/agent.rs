@@ -99,7 +99,7 @@ impl SimAgent {
         }
     }
 
-    /// Programs write, members break if their donors refuse them, and copies proceed.
+    /// Lets time pass: programs write, members break if their donors refuse them, and copies proceed.
     pub fn tick(
         &mut self,
         host: &HostId,

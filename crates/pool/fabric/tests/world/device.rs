@@ -89,7 +89,7 @@ impl SimSwitch {
         }
     }
 
-    /// Whether a host reaches a member's bytes.
+    /// Returns whether a host reaches a member's bytes.
     pub fn is_host_of(&self, source: &Source, host: &HostId, key: (VolumeId, MemberId)) -> bool {
         match source {
             Source::LogicalDevice { device, .. } => match &self.lds[device].binding {
@@ -100,7 +100,7 @@ impl SimSwitch {
         }
     }
 
-    /// What a step takes away from a host, if anything.
+    /// Returns what a step takes away from a host, if anything.
     pub fn taken_away<'a>(&self, step: &'a Step) -> Option<Taken<'a>> {
         match step {
             Step::UnbindVppb { device, vppb, .. } if self.lds[device].binding == LdBinding::Bound(vppb.clone()) => {

@@ -170,12 +170,12 @@ impl SimDonor {
         }
     }
 
-    /// Whether a token is valid for a member's lease.
+    /// Returns whether a token is valid for a member's lease.
     pub fn admits(&self, key: (VolumeId, MemberId), token: Token) -> bool {
         self.leases.get(&key).is_some_and(|lease| lease.state == LeaseState::Lent { token })
     }
 
-    /// A host writes to all of a lease.
+    /// Lets a host write to all of a lease.
     pub fn write(&mut self, host: &HostId, key: (VolumeId, MemberId), judge: &mut Judge) {
         let lease = &self.leases[&key];
         judge.writer(lease.host == *host);
@@ -184,7 +184,7 @@ impl SimDonor {
         }
     }
 
-    /// The number of lent slabs of each lease, and the number of lent slabs that no lease lists.
+    /// Returns the number of lent slabs of each lease, and the number of lent slabs that no lease lists.
     pub fn lent(&self) -> (BTreeMap<(VolumeId, MemberId), usize>, usize) {
         let mut lent = BTreeMap::new();
         let mut lost = 0;

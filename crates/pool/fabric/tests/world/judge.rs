@@ -25,34 +25,34 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A donor or an agent has admitted a command.
+    /// Judges the terms before and after a donor or an agent has admitted a command.
     pub fn term(&mut self, before: Term, now: Term) -> Result<(), String> {
         if now < before { Err(format!("a command of term {now} was admitted after one of {before}")) } else { Ok(()) }
     }
 
-    /// A slab or an LD is handed out.
+    /// Judges whether a slab or an LD that is handed out was wiped.
     pub fn slab_is_clean(&self, is_dirty: bool) -> Result<(), String> {
         if is_dirty { Err("memory was lent that had not been wiped".into()) } else { Ok(()) }
     }
 
-    /// A host wrote to a lease.
+    /// Notes that a host wrote to a lease.
     pub fn writer(&mut self, is_its_own: bool) {
         self.foreign_writes += u64::from(!is_its_own);
     }
 
-    /// No member has the bytes of a place any more.
+    /// Notes that no member has the bytes of a place any more.
     pub fn bytes_are_lost(&mut self) {
         self.lost_places += 1;
     }
 }
 
 impl World {
-    /// Whether a host's programs count: it is on, and was not declared dead.
+    /// Returns whether a host's programs count: it is on, and was not declared dead.
     fn counts(&self, host: &HostId) -> bool {
         self.agents[host].is_on && !self.zombies.contains(host)
     }
 
-    /// Before a donor obeys: nothing that a program uses is released.
+    /// Checks, before a donor obeys, that nothing that a program uses is released.
     pub fn judge_release(&self, donor: &DonorId, command: &Command) -> Result<(), String> {
         let Step::Release { volume, member, .. } = command.step else { return Ok(()) };
         let donor = &self.donors[donor];
@@ -76,7 +76,7 @@ impl World {
         Ok(())
     }
 
-    /// Before a switch obeys: nothing is unbound that a program uses.
+    /// Checks, before a switch obeys, that nothing that a program uses is unbound.
     pub fn judge_unbind(&self, step: &Step) -> Result<(), String> {
         let Some(taken) = self.switch.taken_away(step) else { return Ok(()) };
         for (host, agent) in self.agents.iter().filter(|(host, _)| self.counts(host)) {
@@ -96,7 +96,7 @@ impl World {
         Ok(())
     }
 
-    /// After each tick.
+    /// Judges the whole world after each tick.
     pub fn judge_all(&mut self) -> Result<(), String> {
         if self.judge.foreign_writes > 0 {
             return Err("a host wrote to what was lent to another one".into());
@@ -118,7 +118,7 @@ impl World {
         Ok(())
     }
 
-    /// One host at most can write to a volume.
+    /// Checks that at most one host can write to a volume.
     fn judge_writers(&self) -> Result<(), String> {
         let mut writers: BTreeMap<VolumeId, &HostId> = BTreeMap::new();
         for (host, agent) in self.agents.iter().filter(|(host, _)| self.counts(host)) {
@@ -131,7 +131,7 @@ impl World {
         Ok(())
     }
 
-    /// When a host first has a span, it has all places of the span.
+    /// Checks that a host that first has a span has all places of the span.
     pub fn judge_views(&mut self, host: &HostId) -> Result<(), String> {
         if let Some(agent) = self.agents.get(host) {
             for (volume, view) in &agent.volumes {
@@ -165,7 +165,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the elected writer observes what is desired, and no step, wait or stray is left.
+    /// Returns whether the elected writer observes what is desired, and no step, wait or stray is left.
     pub fn is_settled(&self) -> Result<bool, String> {
         let Some(writer) = self.writers.iter().find(|writer| writer.term == self.store.term) else { return Ok(false) };
         let has_all = writer.observed.donors.len() == self.donors.len()
@@ -176,7 +176,7 @@ impl World {
         Ok(has_all && writer.is_idle && round.is_settled() && !leaving)
     }
 
-    /// In the end, what is lent is what is desired, slab by slab, and hosts have what is bound to them.
+    /// Checks at the end that what is lent is what is desired, slab by slab, and that hosts have what is bound to them.
     pub fn check_nothing_is_lost(&self) -> Result<(), String> {
         let mut desired: BTreeMap<(VolumeId, MemberId), &Member> = BTreeMap::new();
         for (id, volume) in self.store.desired.volumes.iter().filter(|(_, volume)| volume.host.is_some()) {

@@ -125,7 +125,7 @@ pub struct World {
 }
 
 impl World {
-    /// A pool with nothing in it, and a history of trouble ahead.
+    /// Creates a pool with nothing in it, and a history of trouble ahead.
     pub fn new(seed: u64, plant: Option<Plant>) -> World {
         let mut world = World::at(site::topology(), seed, plant);
         world.donors_keep_memory = world.random.one_in(2);
@@ -135,7 +135,7 @@ impl World {
         world
     }
 
-    /// A pool with nothing in it.
+    /// Creates a pool with nothing in it.
     pub fn at(topology: Topology, seed: u64, plant: Option<Plant>) -> World {
         let random = Random(seed);
         let parts = topology.parts();
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// One history: trouble, then calm, in which the desired state must be reached.
+    /// Runs one history: trouble, then calm, in which the desired state must be reached.
     pub fn run(mut self) -> Result<World, Wrong> {
         while self.now < TROUBLE_TICKS {
             self.tick()?;

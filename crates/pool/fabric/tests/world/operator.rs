@@ -10,7 +10,7 @@ use super::World;
 use super::site::id;
 use super::writer::Order;
 
-/// Now and then, one order and one failure.
+/// Makes one order and one failure, now and then.
 pub fn something_happens(world: &mut World) {
     if world.random.one_in(3)
         && let Some(order) = order(world)
@@ -97,7 +97,7 @@ fn failure(world: &mut World) {
     }
 }
 
-/// An operator declares a host dead: most of the time it is powered off, at times it is not.
+/// Declares a host dead, as an operator does: most of the time it is powered off, at times it is not.
 fn give_up_host(world: &mut World, host: HostId) {
     let agent = world.agents.get_mut(&host).expect("listed");
     let is_cut = agent.is_on && agent.is_cut;
@@ -115,7 +115,7 @@ fn give_up_host(world: &mut World, host: HostId) {
     }
 }
 
-/// An operator gives up a donor that is off.
+/// Gives up a donor that is off, as an operator does.
 fn give_up_donor(world: &mut World, name: DonorId) {
     let donor = world.donors.get_mut(&name).expect("listed");
     let Some(writer) = world.writers.iter_mut().find(|writer| writer.term == world.store.term) else { return };

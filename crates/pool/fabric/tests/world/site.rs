@@ -11,7 +11,7 @@ pub fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
     name.as_ref().parse().expect("a name")
 }
 
-/// Six donors in three racks, three hosts; behind one switch, which two hosts see, three SLDs and a DCD.
+/// Returns six donors in three racks, three hosts, and a switch that two hosts see, with three SLDs and a DCD.
 pub fn topology() -> Topology {
     let mut parts = Parts::default();
     for rack in 0..3 {
@@ -43,7 +43,7 @@ pub fn topology() -> Topology {
     Topology::new(parts).expect("a consistent site")
 }
 
-/// One pool, two zones with quotas that are reached at times.
+/// Returns one pool, two zones with quotas that are reached at times.
 pub fn desired(topology: &Topology) -> Desired {
     let parts = topology.parts();
     let pool = Pool {

@@ -61,7 +61,7 @@ impl Writer {
         }
     }
 
-    /// One round.
+    /// Runs one round.
     pub fn round(&mut self, world: &mut World) -> Result<(), Wrong> {
         self.read_reports(world);
         let mut desired = self.desired.clone();
@@ -284,7 +284,7 @@ fn quotas(desired: &Desired, adopted: &BTreeSet<VolumeId>) -> Result<(), String>
     Ok(())
 }
 
-/// The bug: an agent that does not answer is mistaken for one that has let go.
+/// Plants a bug: an agent that does not answer is mistaken for one that has let go.
 fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     for (id, volume) in &desired.volumes {
         for leaving in volume.leaving.values() {
@@ -297,7 +297,7 @@ fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
     }
 }
 
-/// The bug: a copy that has begun is mistaken for one that is done.
+/// Plants a bug: a copy that has begun is mistaken for one that is done.
 fn copies_are_done(observed: &mut Observed) {
     let hosts: Vec<HostId> = observed.hosts.keys().cloned().collect();
     for report in hosts.iter() {

@@ -137,7 +137,7 @@ impl<R: Read> PcapReader<R> {
         }
     }
 
-    /// The next message; None at the end of the file.
+    /// Returns the next message; None at the end of the file.
     pub fn read(&mut self) -> Result<Option<PcapMessage>, PcapFailure> {
         let mut header = [0; PACKET_HEADER_BYTES];
         let first = self.input.read(&mut header).map_err(PcapFailure::Io)?;

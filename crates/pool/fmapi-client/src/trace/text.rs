@@ -26,7 +26,7 @@ pub struct Describer {
 }
 
 impl Describer {
-    /// The text of a message: its line, and the lines below it.
+    /// Returns the text of a message: its line, and the lines below it.
     pub fn describe(&mut self, unix: Duration, direction: Direction, bytes: &[u8], dialect: &Dialect) -> String {
         let arrow = match direction {
             Direction::Sent => ">",
@@ -112,7 +112,7 @@ fn append_fields(text: &mut String, indent: &str, debug: &str) {
     }
 }
 
-/// The value, or a line with the bytes and why they cannot be decoded.
+/// Returns the value, or a line with the bytes and why they cannot be decoded.
 fn shown<T>(text: &mut String, indent: &str, decoded: Result<T, DecodeFailure>, payload: &[u8]) -> Option<T> {
     decoded
         .inspect_err(|failure| {
@@ -140,7 +140,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     format!("{}{more}", shown.join(" "))
 }
 
-/// The time of the day in UTC, with microseconds.
+/// Returns the time of the day in UTC, with microseconds.
 fn time_of_day(unix: Duration) -> String {
     let seconds = unix.as_secs() % SECONDS_PER_DAY;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -155,7 +155,7 @@ pub struct TextTrace<W> {
 }
 
 impl<W: Write + Send> TextTrace<W> {
-    /// A trace to a stream.
+    /// Creates a trace to a stream.
     pub fn new(out: W) -> Self {
         Self { out, describer: Describer::default(), failure: None }
     }

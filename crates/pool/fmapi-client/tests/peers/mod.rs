@@ -33,7 +33,7 @@ impl Peer {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// What the switch sends in answer, and when.
+    /// Returns what the switch sends in answer, and when.
     fn replies(&self, bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
         let connection = Connection { id: 1, ingress_port_id: 0, dialect: self.dialect };
         let outcome = self.switch.lock().unwrap().receive(self.now_ns(), &connection, bytes);
@@ -63,7 +63,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// The same with OpenCIS's frames. A frame of another kind precedes each answer.
+    /// Serves with OpenCIS's frames. A frame of another kind precedes each answer.
     pub fn serve_frames(&self, mut stream: impl Read + Write + Send + 'static, requests_max: usize) {
         let peer = self.clone();
         thread::spawn(move || {

@@ -56,14 +56,14 @@ impl Transport for Scripted {
     }
 }
 
-/// A client of a peer that follows a script.
+/// Returns a client of a peer that follows a script.
 pub fn client(repeats: bool, script: impl FnMut(&Message) -> Vec<Message> + Send + 'static) -> Client {
     let clock = Arc::<VirtualClock>::default();
     let scripted = Scripted { clock: Arc::clone(&clock), script: Box::new(script), waiting: VecDeque::new(), repeats };
     Client::new(Box::new(scripted), clock, Limits::default())
 }
 
-/// An answer to a request.
+/// Returns an answer to a request.
 pub fn answer(asked: &Message, code: ReturnCode, response: Option<&Response>) -> Message {
     Message::answer(&asked.header, code, response, &Dialect::STANDARD)
 }

@@ -178,7 +178,7 @@ impl Ends {
         Ok((keeper, donor))
     }
 
-    /// The number of leases that all donors have lent.
+    /// Returns the number of leases that all donors have lent.
     pub(crate) fn lent(&self) -> u64 {
         let lent = |donor: &Mutex<Donor>| {
             let donor = donor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +188,7 @@ impl Ends {
         self.donors.iter().flatten().map(|(_, donor)| lent(donor)).sum()
     }
 
-    /// The donors of a rack lose their channels and their memory, and come back.
+    /// Reboots a rack: its donors lose their channels and their memory, and come back.
     pub(crate) fn reboot_rack(&mut self, rack: usize) -> Result<(), Failure> {
         let numbers = rack * RACK..((rack + 1) * RACK).min(self.donors.len());
         numbers.clone().for_each(|number| self.donors[number] = None);

@@ -64,7 +64,7 @@ impl Figures {
         })
     }
 
-    /// The figures whose growth is compared with the logarithm.
+    /// Returns the figures whose growth is compared with the logarithm.
     fn growths(&self) -> Vec<(String, f64, f64)> {
         let whats = [format!("{}, median", Figure::BIND), Figure::CPU.to_owned()];
         whats.into_iter().filter_map(|what| self.growth(&what).map(|(ratio, bar)| (what, ratio, bar))).collect()

@@ -119,7 +119,7 @@ fn measure(args: &Args, volumes: usize, manager: &Running, figures: &mut Figures
     Ok(())
 }
 
-/// One pool, a zone for each host, and volumes, every tenth of which is unbound.
+/// Returns one pool, a zone for each host, and volumes, every tenth of which is unbound.
 fn declaration(donors: usize, hosts: usize, volumes: usize) -> Value {
     let donors: Vec<String> = (0..donors).map(|number| format!("d{number:04}")).collect();
     let zones = (0..hosts).map(|number| {

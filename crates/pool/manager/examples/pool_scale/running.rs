@@ -111,12 +111,12 @@ impl Running {
         self.ask("GET", STATUS, &Value::Null).map(|(_, body)| body)
     }
 
-    /// Whether everything is as desired.
+    /// Returns whether everything is as desired.
     pub(crate) fn is_settled(&self) -> Result<bool, Failure> {
         Ok(self.status()?["IsSettled"] == true)
     }
 
-    /// The processor time that the daemon has used.
+    /// Returns the processor time that the daemon has used.
     pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         // After the name in parentheses; user and system time are the 14th and the 15th field, in ticks.

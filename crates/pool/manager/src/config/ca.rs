@@ -63,7 +63,7 @@ impl Default for CaConfig {
 }
 
 impl CaConfig {
-    /// The subject of this manager's own certificate.
+    /// Returns the subject of this manager's own certificate.
     pub(crate) fn subject(&self) -> Result<Subject, NotAConfig> {
         let subject = Subject::new(Kind::Manager, &self.name, &self.domain, &self.addresses);
         subject.or_else(|why| refuse(format!("ca: {why}")))

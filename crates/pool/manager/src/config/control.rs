@@ -40,7 +40,7 @@ pub struct ControlConfig {
 }
 
 impl ControlConfig {
-    /// The files of TLS: all of them, or none.
+    /// Returns the files of TLS: all of them, or none.
     pub(crate) fn files(&self) -> Result<Option<Files>, NotAConfig> {
         match (&self.certificate, &self.key, &self.authority) {
             (None, None, None) => Ok(None),

@@ -16,13 +16,13 @@ pub struct EventsConfig {
 }
 
 impl EventsConfig {
-    /// Whether events may be sent to the host of a URL.
+    /// Returns whether events may be sent to the host of a URL.
     pub(crate) fn allows(&self, host: &str) -> bool {
         is_loopback(host) || self.listeners.iter().any(|listener| listener.eq_ignore_ascii_case(host))
     }
 }
 
-/// Whether the host of a URL is this machine.
+/// Returns whether the host of a URL is this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())

@@ -104,7 +104,7 @@ impl<'de> Deserialize<'de> for StateConfig {
 }
 
 impl StateConfig {
-    /// The directory that this manager has for itself.
+    /// Returns the directory that this manager has for itself.
     pub fn directory(&self) -> &Path {
         match self {
             Self::Directory(directory) => directory,
@@ -113,7 +113,7 @@ impl StateConfig {
         }
     }
 
-    /// The settings of etcd, if the state is there.
+    /// Returns the settings of etcd, if the state is there.
     pub fn etcd(&self) -> Option<&EtcdConfig> {
         match self {
             Self::Store(StoreConfig::Etcd(etcd)) => Some(etcd),
@@ -148,7 +148,7 @@ impl EtcdConfig {
         self.settings().check().map_err(|not| NotAConfig(format!("state: {not}")))
     }
 
-    /// As the store takes them.
+    /// Returns the settings as the store takes them.
     pub(crate) fn settings(&self) -> EtcdSettings {
         let identity = self.certificate.clone().zip(self.key.clone());
         let tls = self.ca.clone().map(|ca| EtcdTls { ca, identity });

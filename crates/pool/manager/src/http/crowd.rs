@@ -64,7 +64,7 @@ impl Connections {
         self.uses
     }
 
-    /// The connection that ends for a further one.
+    /// Returns the connection that ends for a further one.
     fn victim(&self) -> Option<u64> {
         let mut counts = BTreeMap::<IpAddr, usize>::new();
         self.all.values().for_each(|connection| *counts.entry(connection.network).or_default() += 1);

@@ -60,7 +60,7 @@ impl Second {
         Ok(None)
     }
 
-    /// Whether it is the replaced one, and has signed this certificate.
+    /// Returns whether it is the replaced one, and has signed this certificate.
     pub(super) fn has_signed_old(&self, certificate: &Facts) -> bool {
         self.role == Role::Old && certificate.issuer == self.authority.name()
     }
@@ -87,7 +87,7 @@ pub(super) fn outstanding(all: &[(String, Issued)], own: &str, are_unknown_old: 
     all.iter().filter(|(_, issued)| is_outstanding(issued)).map(|(serial, _)| serial.clone()).collect()
 }
 
-/// The owners of these certificates, for a message. `None` if there are none.
+/// Returns the owners of these certificates, for a message, or `None` if there are none.
 pub(super) fn owners(all: &[(String, Issued)], serials: &BTreeSet<String>) -> Option<String> {
     let found = all.iter().filter(|(serial, _)| serials.contains(serial));
     let names: BTreeSet<String> = found.map(|(_, issued)| issued.subject.to_string()).collect();

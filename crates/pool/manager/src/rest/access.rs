@@ -17,7 +17,7 @@ const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
 const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
 const ROLES: &str = "/redfish/v1/AccountService/Roles";
 
-/// The caller of a request, by its token or by name and password (Basic).
+/// Returns the caller of a request, by its token or by name and password (Basic).
 pub(super) fn recognise(service: &Service, request: &Request) -> Result<Who, Problem> {
     if let Some(token) = request.header("x-auth-token") {
         return Ok(service.sessions().recognise(token, now())?);
@@ -81,7 +81,7 @@ pub(super) fn login(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(answer.with("location", format!("{SESSIONS}/{id}")).with("x-auth-token", token))
 }
 
-/// The sessions that a caller may see: an administrator all, others their own.
+/// Returns the sessions that a caller may see: an administrator all, others their own.
 fn visible(call: &Call<'_>) -> Vec<(String, Value)> {
     let who = call.who.as_ref();
     let sessions = call.service.sessions();
@@ -145,7 +145,7 @@ pub(super) fn account(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::of(200, body).with("etag", tag))
 }
 
-/// The ETag in `If-Match` that the account must still have.
+/// Returns the ETag in `If-Match` that the account must still have.
 fn if_match(call: &Call<'_>) -> Option<String> {
     call.request.header("if-match").map(str::to_owned)
 }

@@ -56,7 +56,7 @@ impl Problem {
         Problem { status, id, message: message.into(), remedy: remedy.into(), headers: Vec::new() }
     }
 
-    /// Made from a message line, which has the cause and, after a semicolon, the remedy.
+    /// Makes a problem from a message line, which has the cause and, after a semicolon, the remedy.
     fn line(status: u16, id: &'static str, line: &str) -> Problem {
         let (message, remedy) = line.split_once("; ").unwrap_or((line, "read the message"));
         Problem::new(status, id, message, remedy)
@@ -72,7 +72,7 @@ impl Problem {
         Problem::line(400, "Base.1.18.PropertyValueError", &format!("{property}: {why}"))
     }
 
-    /// The error body.
+    /// Returns the error body.
     pub(crate) fn answer(self) -> Answer {
         let severity = if self.status >= 500 { "Critical" } else { "Warning" };
         let message = json!({

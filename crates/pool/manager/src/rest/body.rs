@@ -62,7 +62,7 @@ pub(super) fn parse(bytes: &[u8], properties: &[Property], is_update: bool) -> R
     Ok(map)
 }
 
-/// A text property, parsed.
+/// Returns a text property, parsed.
 pub(super) fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
     map: &Map<String, Value>,
     name: &str,
@@ -71,19 +71,19 @@ pub(super) fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
     text.parse().map(Some).map_err(|error| Problem::value(name, error))
 }
 
-/// A size in MiB.
+/// Returns a size in MiB.
 pub(super) fn mebibytes(map: &Map<String, Value>, name: &str) -> Result<Bytes, Problem> {
     let mib = map.get(name).and_then(Value::as_u64).unwrap_or_default();
     mib.checked_mul(1 << 20).map(Bytes).ok_or_else(|| Problem::value(name, "the size is too large; ask for less"))
 }
 
-/// The rest of the `@odata.id` of a link after a prefix.
+/// Returns the rest of the `@odata.id` of a link after a prefix.
 pub(super) fn linked<'a>(link: &'a Value, prefix: &str) -> Result<&'a str, Problem> {
     let rest = link.get("@odata.id").and_then(Value::as_str).and_then(|id| id.strip_prefix(prefix));
     rest.ok_or_else(|| Problem::value("@odata.id", format!("a link is not to {prefix}...; copy it from a resource")))
 }
 
-/// For fuzzing: decodes bytes as the body of each route, which must never panic.
+/// Decodes bytes as the body of each route, which must never panic, for fuzzing.
 pub fn take_body(bytes: &[u8]) {
     for route in super::routes::ROUTES {
         if let Ok(map) = parse(bytes, route.body, false)

@@ -55,7 +55,7 @@ fn refuse<T>(what: impl Into<String>, remedy: &str) -> Result<T, Problem> {
     Err(Problem::new(400, "Base.1.18.QueryParameterValueError", what, remedy))
 }
 
-/// Decodes percent signs. `None` if the result is not UTF-8.
+/// Decodes percent signs. Returns `None` if the result is not UTF-8.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
@@ -130,7 +130,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Whether the query has a parameter that only collections support.
+    /// Returns whether the query has a parameter that only collections support.
     pub(super) fn is_for_collections(&self) -> bool {
         self.only || !self.filter.is_empty()
     }
@@ -160,7 +160,7 @@ fn selection(text: &str) -> Result<Vec<Vec<String>>, Problem> {
 }
 
 impl Query {
-    /// How many members to skip, and the maximum number to return.
+    /// Returns how many members to skip, and the maximum number to return.
     pub(super) fn window(&self) -> (usize, usize) {
         (self.skip, self.top.unwrap_or(PAGE_MAX))
     }
@@ -228,7 +228,7 @@ impl Term {
     }
 }
 
-/// The body of a collection.
+/// Returns the body of a collection.
 pub(super) fn collection(
     path: &str,
     kind: &str,

@@ -36,7 +36,7 @@ fn capacity(device: &Device) -> Bytes {
     }
 }
 
-/// What is known of a device, for its endpoint.
+/// Returns what is known of a device, for its endpoint.
 pub(super) fn figures(call: &Call<'_>, name: &DeviceId, device: &Device) -> Value {
     let report = call.snapshot.observed.devices.get(name);
     let slot = call.snapshot.topology.slot(name);
@@ -134,7 +134,7 @@ fn order(call: &Call<'_>, act: SwitchAct) -> Result<Answer, Problem> {
     Ok(Answer::of(200, plan_body(&done)))
 }
 
-/// The LD of a name in a path.
+/// Returns the LD of a name in a path.
 fn ld_named(device: &Device, name: &str) -> Option<(LdId, Bytes)> {
     let wanted: u16 = name.parse().ok()?;
     let is_it = |ld_id: LdId| ld_id == LdId(wanted) || (ld_id == NO_LD && name == ONLY);
@@ -199,7 +199,7 @@ pub(super) fn set_ld(call: &Call<'_>) -> Result<Answer, Problem> {
     order(call, act)
 }
 
-/// A percentage as 256ths.
+/// Returns a percentage as 256ths.
 fn part(qos: &Value, name: &str) -> Result<Option<u8>, Problem> {
     match qos.get(name) {
         None | Some(Value::Null) => Ok(None),

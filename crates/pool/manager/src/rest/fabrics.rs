@@ -77,7 +77,7 @@ pub(super) fn status(availability: Option<Availability>) -> Value {
     }
 }
 
-/// `promised` is what is promised from each donor: computed once for all bodies of an answer.
+/// Returns the body of an endpoint. `promised` is what is promised from each donor, computed once for all bodies.
 fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value> {
     let (kind, name) = id.split_once('.')?;
     let (parts, observed, desired) = (call.snapshot.topology.parts(), &call.snapshot.observed, &call.snapshot.desired);

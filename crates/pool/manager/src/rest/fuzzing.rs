@@ -87,7 +87,7 @@ impl Peers for Idle {
     }
 }
 
-/// A service whose state is in memory, with its writer on a thread.
+/// Returns a service whose state is in memory, with its writer on a thread.
 fn service() -> &'static Service {
     static SERVICE: OnceLock<Service> = OnceLock::new();
     SERVICE.get_or_init(|| {
@@ -151,7 +151,7 @@ fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
     Some(token)
 }
 
-/// Parses a request. `None` if the bytes are not text or have no request line.
+/// Parses a request. Returns `None` if the bytes are not text or have no request line.
 fn parse(text: &str) -> Option<Request> {
     let (head, body) = text.split_once("\n\n").unwrap_or((text, ""));
     let mut lines = head.lines();
@@ -172,7 +172,7 @@ fn parse(text: &str) -> Option<Request> {
     })
 }
 
-/// For fuzzing: answers bytes as a request, and checks the answer.
+/// Answers bytes as a request, and checks the answer, for fuzzing.
 pub fn take_request(bytes: &[u8]) {
     // A request may change accounts and subscriptions; the next one resets them.
     static ONE: Mutex<()> = Mutex::new(());

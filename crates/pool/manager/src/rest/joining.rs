@@ -62,7 +62,7 @@ pub(super) fn token(call: &Call<'_>) -> Result<Answer, Problem> {
     found.map(|(id, record)| Answer::of(200, token_body(id, record))).ok_or_else(|| Problem::not_found(call.path))
 }
 
-/// The number of a property, within bounds.
+/// Returns the number of a property, within bounds.
 fn number(call: &Call<'_>, name: &str, default: u64, max: u64) -> Result<u64, Problem> {
     match call.body.get(name).and_then(Value::as_u64).unwrap_or(default) {
         number if (1..=max).contains(&number) => Ok(number),
@@ -143,7 +143,7 @@ pub(super) fn join(call: &Call<'_>) -> Result<Answer, Problem> {
     ))
 }
 
-/// Whether a text from a path can be a part of a key: a serial number, or a token's first part.
+/// Returns whether a text from a path can be a part of a key: a serial number, or a token's first part.
 fn is_digits(text: &str) -> bool {
     text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -160,7 +160,7 @@ fn certificate_body(serial: &str, issued: &Issued, outstanding: &BTreeSet<String
     })
 }
 
-/// The certificates that must be renewed before the old authority is dropped.
+/// Returns the certificates that must be renewed before the old authority is dropped.
 fn outstanding(call: &Call<'_>, all: &[(String, Issued)]) -> BTreeSet<String> {
     call.service.issuance.as_ref().map(|issuance| issuance.outstanding(all, now())).unwrap_or_default()
 }

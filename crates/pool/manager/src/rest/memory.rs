@@ -55,7 +55,7 @@ fn found<'a>(call: &'a Call<'_>, name: &str) -> Option<(VolumeId, &'a Volume)> {
     call.snapshot.desired.volume_named(&name.parse::<VolumeName>().ok()?)
 }
 
-/// Volumes by their names, for collections: a search for each name would pass over all volumes.
+/// Maps names to volumes, for collections: a search for each name would pass over all volumes.
 fn by_name<'a>(call: &'a Call<'_>, is_wanted: impl Fn(&Volume) -> bool) -> BTreeMap<&'a str, (VolumeId, &'a Volume)> {
     let wanted = call.snapshot.desired.volumes.iter().filter(|(_, volume)| !volume.released && is_wanted(volume));
     wanted.map(|(id, volume)| (volume.name.as_str(), (*id, volume))).collect()
@@ -122,7 +122,7 @@ pub(super) fn volume(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::of(200, body).with("etag", tag))
 }
 
-/// The answer to an order: what was done, or for a dry run what would be.
+/// Returns the answer to an order: what was done, or for a dry run what would be.
 fn answered(call: &Call<'_>, status: u16, done: &Done, location: Option<String>) -> Answer {
     if call.is_dry_run() {
         return Answer::of(200, plan_body(done));

@@ -65,7 +65,7 @@ const COLLECTIONS: [&str; 19] = [
 const REDFISH: &str = "http://redfish.dmtf.org/schemas/v1";
 const ODATA: &str = "http://docs.oasis-open.org/odata";
 
-/// The document.
+/// Returns the document.
 pub(super) fn document(_: &Call<'_>) -> Result<Answer, Problem> {
     let mut text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<edmx:Edmx xmlns:edmx=\"{ODATA}/ns/edmx\" Version=\"4.0\">\n"

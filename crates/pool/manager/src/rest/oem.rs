@@ -17,7 +17,7 @@ use crate::writer::Done;
 
 const PATH: &str = "/redfish/v1/Oem/Aquifer";
 
-/// An order's outcome as a body.
+/// Returns an order's outcome as a body.
 pub(super) fn plan_body(done: &Done) -> Value {
     json!({
         "@odata.type": "#AquiferPlan.v1_0_0.AquiferPlan", "Id": "Plan", "Name": "Plan",

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::routes::{Method, ROUTES, Route};
 
-/// The document.
+/// Returns the document.
 pub fn openapi() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for route in ROUTES {
@@ -29,7 +29,7 @@ pub fn openapi() -> Value {
     })
 }
 
-/// The properties that every answer has: a resource its names, an error its remedy.
+/// Returns the properties that every answer has: a resource its names, an error its remedy.
 fn schemas() -> Value {
     let text = json!({ "type": "string", "minLength": 1 });
     let message = json!({
@@ -50,7 +50,7 @@ fn schemas() -> Value {
     })
 }
 
-/// The answer to a request that was carried out.
+/// Returns the answer to a request that was carried out.
 fn done(route: &Route) -> Value {
     let media = route.media();
     let schema = match media {

@@ -20,7 +20,7 @@ const UNBIND: &str = "aquifer-unbind";
 /// Where DMTF publishes its schemas.
 const SCHEMAS: &str = "http://redfish.dmtf.org/schemas/v1";
 
-/// The path without a final slash. A POST to `Members` of a collection is one to the collection.
+/// Returns the path without a final slash. A POST to `Members` of a collection is one to the collection.
 pub(super) fn plain_path(request: &Request) -> &str {
     let path = request.path.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&request.path);
     let is_posted = request.method == Method::Post.name();
@@ -68,17 +68,17 @@ fn check_word(
     }
 }
 
-/// Whether a request asks what would happen. [`check_headers`] has checked that its route can say so.
+/// Returns whether a request asks what would happen. [`check_headers`] has checked that its route can say so.
 pub(super) fn is_dry_run(request: &Request) -> bool {
     request.header(DRY_RUN) == Some("true")
 }
 
-/// Whether a request to release a volume unbinds it first. [`check_headers`] has checked the word.
+/// Returns whether a request to release a volume unbinds it first. [`check_headers`] has checked the word.
 pub(super) fn unbinds(request: &Request) -> bool {
     request.header(UNBIND) == Some("true")
 }
 
-/// Whether an `Accept` header includes a media type (RFC 9110; preferences are ignored).
+/// Returns whether an `Accept` header includes a media type (RFC 9110; preferences are ignored).
 fn accepts(accept: &str, media: &str) -> bool {
     let kind = media.split('/').next().unwrap_or_default();
     let takes = |range: &str| {
@@ -91,7 +91,7 @@ fn accepts(accept: &str, media: &str) -> bool {
     accept.trim().is_empty() || accept.split(',').any(takes)
 }
 
-/// The methods of a path, for the header `Allow`.
+/// Returns the methods of a path, for the header `Allow`.
 pub(super) fn allowed<'a>(routes: impl Iterator<Item = &'a Route>) -> String {
     let names = routes.flat_map(|route| match route.method {
         Method::Get => vec!["GET", "HEAD"],
@@ -100,7 +100,7 @@ pub(super) fn allowed<'a>(routes: impl Iterator<Item = &'a Route>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The URL of a resource's schema, for the header `Link`.
+/// Returns the URL of a resource's schema, for the header `Link`.
 fn described_by(kind: &str) -> String {
     let name = kind.trim_start_matches('#');
     let file = name.rsplit_once('.').map_or(name, |(file, _)| file);
@@ -122,7 +122,7 @@ pub(super) fn with_headers(request: &Request, answer: Answer, allow: String) -> 
     link.into_iter().fold(answer, |answer, link| answer.with("link", link))
 }
 
-/// The ETag of an answer to a read.
+/// Returns the ETag of an answer to a read.
 pub(super) fn etag_of_answer(answer: &Answer) -> Option<String> {
     let given = answer.headers.iter().find(|(name, _)| *name == "etag").map(|(_, tag)| tag.clone());
     given.or_else(|| answer.body.as_ref().map(|body| etag_of(body.to_string().as_bytes())))

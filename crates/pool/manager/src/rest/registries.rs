@@ -71,7 +71,7 @@ pub(super) fn file(call: &Call<'_>) -> Result<Answer, Problem> {
     file_body(call.name()).map(|body| Answer::of(200, body)).ok_or_else(|| Problem::not_found(call.path))
 }
 
-/// Our registry.
+/// Returns our registry.
 pub(super) fn ours(_: &Call<'_>) -> Result<Answer, Problem> {
     let message = |(name, severity, meaning, remedy): &(&str, &str, &str, &str)| {
         let body = json!({

@@ -55,13 +55,13 @@ pub(super) fn record(
     }
 }
 
-/// The beginning of the log's line about an order: names and values, as in the lines of donors.
+/// Returns the beginning of the log's line about an order: names and values, as in the lines of donors.
 pub(super) fn line(order: &Order) -> String {
     let (who, what) = (&order.who, order.act.to_string());
     format!("event=order request={} who={who:?} order={what:?}", order.cause.request)
 }
 
-/// The end of the line. `None`: the writer has not answered in time.
+/// Returns the end of the line. A response of `None` means that the writer has not answered in time.
 pub(super) fn result(outcome: Option<&Result<Done, NotDone>>) -> String {
     match outcome {
         Some(Ok(_)) => "result=stored".to_owned(),

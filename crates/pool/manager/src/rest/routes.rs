@@ -27,7 +27,7 @@ impl Method {
         }
     }
 
-    /// HEAD is answered as GET; `http.rs` leaves the body out.
+    /// Returns the method with this name. HEAD is answered as GET; `http.rs` leaves the body out.
     pub(super) fn named(name: &str) -> Option<Method> {
         let name = if name == "HEAD" { "GET" } else { name };
         [Self::Delete, Self::Get, Self::Patch, Self::Post].into_iter().find(|method| method.name() == name)
@@ -45,7 +45,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Its name in OpenAPI.
+    /// Returns its name in OpenAPI.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Boolean => "boolean",
@@ -107,7 +107,7 @@ const fn change(
 }
 
 impl Route {
-    /// The media type of its answer.
+    /// Returns the media type of its answer.
     pub(super) fn media(&self) -> &'static str {
         match self.path.rsplit('/').next() {
             Some("$metadata") => "application/xml",
@@ -120,12 +120,12 @@ impl Route {
         Route { needs: Some(role), ..self }
     }
 
-    /// The route can also answer what a change would do.
+    /// Lets the route also answer what a change would do.
     const fn with_dry_run(self) -> Route {
         Route { has_dry_run: true, ..self }
     }
 
-    /// The route can unbind a volume first.
+    /// Lets the route unbind a volume first.
     const fn with_unbind(self) -> Route {
         Route { has_unbind: true, ..self }
     }

@@ -88,7 +88,7 @@ pub(super) struct Call<'a> {
 }
 
 impl Service {
-    /// Accounts and sessions. Locked for one look-up or one entry, never while the store works.
+    /// Locks the accounts and sessions: for one look-up or one entry, never while the store works.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().expect("a panic ends the daemon")
     }
@@ -254,7 +254,7 @@ impl Service {
 }
 
 impl Call<'_> {
-    /// Reads another resource for the caller. `None` if it does not exist or the caller may not read it.
+    /// Reads another resource for the caller. Returns `None` if it does not exist or the caller may not read it.
     fn read(&self, path: &str) -> Option<Result<Answer, Problem>> {
         let path = path.strip_suffix('/').unwrap_or(path);
         let mut gets = ROUTES.iter().filter(|route| route.method == Method::Get);
@@ -290,32 +290,32 @@ impl Call<'_> {
         Ok(answer)
     }
 
-    /// The name of the caller.
+    /// Returns the name of the caller.
     pub(super) fn who(&self) -> &str {
         self.who.as_ref().map_or("nobody", |who| &who.name)
     }
 
-    /// The first name of the path. Every route that calls this has one.
+    /// Returns the first name of the path. Every route that calls this has one.
     pub(super) fn name(&self) -> &str {
         self.names.last().map_or("", String::as_str)
     }
 
-    /// A text property of the body.
+    /// Returns a text property of the body.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.body.get(name).and_then(Value::as_str)
     }
 
-    /// The last name of the path as a name of ours. One that cannot be a name does not exist.
+    /// Returns the last name of the path as a name of ours. One that cannot be a name does not exist.
     pub(super) fn named<T: std::str::FromStr>(&self) -> Result<T, Problem> {
         self.name().parse().map_err(|_| Problem::not_found(self.path))
     }
 
-    /// Whether the request asks what would happen.
+    /// Returns whether the request asks what would happen.
     pub(super) fn is_dry_run(&self) -> bool {
         protocol::is_dry_run(self.request)
     }
 
-    /// Whether a volume that is released is unbound first.
+    /// Returns whether a volume that is released is unbound first.
     pub(super) fn unbinds(&self) -> bool {
         protocol::unbinds(self.request)
     }
@@ -360,7 +360,7 @@ fn busy(what: &str) -> Problem {
     Problem::new(503, UNAVAILABLE, what, "look at the state, then try again")
 }
 
-/// The values for the names in braces in a route's path, if the path matches it.
+/// Returns the values for the names in braces in a route's path, if the path matches it.
 fn names(route: &Route, path: &str) -> Option<Vec<String>> {
     let (mut pattern, mut segments) = (route.path.split('/'), path.split('/'));
     let mut names = Vec::new();

@@ -80,7 +80,7 @@ fn port_body(call: &Call<'_>, switch: &str, name: &str) -> Option<Value> {
     Some(body)
 }
 
-/// What a real switch reports of a port.
+/// Returns what a real switch reports of a port.
 fn reported(view: &PortView) -> serde_json::Map<String, Value> {
     let said = json!({
         "ActiveWidth": view.widths.0, "Width": view.widths.1, "CurrentSpeedGbps": view.speeds.0,
@@ -152,7 +152,7 @@ pub(super) fn vcs(call: &Call<'_>) -> Result<Answer, Problem> {
     or_missing(call, vcs_body(call, &call.names[0], call.name()))
 }
 
-/// The device and the LD that a vPPB is bound to, by the reports of devices.
+/// Returns the device and the LD that a vPPB is bound to, by the reports of devices.
 fn bound_to(call: &Call<'_>, vppb: &VppbAddress) -> Option<(DeviceId, LdId)> {
     let devices = call.snapshot.observed.devices.iter();
     let mut lds = devices.flat_map(|(name, report)| report.lds.iter().map(move |(ld_id, ld)| (name, *ld_id, ld)));
@@ -229,7 +229,7 @@ pub(super) fn set_vppb(call: &Call<'_>) -> Result<Answer, Problem> {
     Ok(Answer::of(200, plan_body(&done)))
 }
 
-/// The device at a port, and the LD on it.
+/// Returns the device at a port, and the LD on it.
 fn target(call: &Call<'_>, switch: &SwitchId, port_id: &str, links: &Value) -> Result<(DeviceId, LdId), Problem> {
     let topology = &call.snapshot.topology;
     let port = port_id.parse().ok().and_then(|id| topology.parts().switches.get(switch)?.ports.get(&PortId(id)));

@@ -27,7 +27,8 @@ pub(super) struct SimulatedAgent {
 }
 
 impl SimulatedAgent {
-    /// Whether a manager's term is new to the agent. The error is the greater term that it has seen.
+    /// Notes a manager's term, and returns whether it is new to the agent. The error is the greater term that it has
+    /// seen.
     pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
         let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;
@@ -96,7 +97,7 @@ impl SimulatedAgent {
         changed
     }
 
-    /// The members that it has, by volume.
+    /// Returns the members that it has, by volume.
     pub(super) fn members(&self) -> BTreeMap<VolumeId, Vec<MemberId>> {
         self.volumes.iter().map(|(volume, view)| (*volume, view.members.keys().copied().collect())).collect()
     }

@@ -58,7 +58,7 @@ pub(super) fn admit(term: Term, sequence: u64, command: &Command) -> Result<(Ter
     Ok((command.term, command.sequence))
 }
 
-/// Whether a manager with this term gets a report. Returns the state after it.
+/// Checks whether a manager with this term gets a report. Returns the state after it.
 pub(super) fn admit_term(term: Term, sequence: u64, asking: Term) -> Result<(Term, u64), Term> {
     match asking.cmp(&term) {
         std::cmp::Ordering::Less => Err(term),
@@ -68,7 +68,8 @@ pub(super) fn admit_term(term: Term, sequence: u64, asking: Term) -> Result<(Ter
 }
 
 impl SimulatedDonor {
-    /// Whether a manager's term is new to the donor. The error is the greater term that it has seen.
+    /// Notes a manager's term, and returns whether it is new to the donor. The error is the greater term that it has
+    /// seen.
     pub(super) fn see(&mut self, term: Term) -> Result<bool, Term> {
         let before = self.term;
         (self.term, self.sequence) = admit_term(self.term, self.sequence, term)?;
@@ -186,7 +187,7 @@ impl SimulatedDonor {
         lease.is_some_and(|lease| lease.state == LeaseState::Lent { token })
     }
 
-    /// The slabs of each lease that is lent, and how many slabs are in two leases or outside the donor.
+    /// Returns the slabs of each lease that is lent, and how many slabs are in two leases or outside the donor.
     pub(super) fn slabs_lent(&self) -> (BTreeMap<Key, Vec<u64>>, usize) {
         let (mut lent, mut seen, mut lost) = (BTreeMap::new(), BTreeSet::new(), 0);
         for lease in &self.leases {

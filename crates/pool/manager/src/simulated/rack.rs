@@ -33,7 +33,7 @@ fn enclosure(parts: &mut Parts, kind: &str, number: u32) -> EnclosureId {
     enclosure
 }
 
-/// The topology that a configuration describes.
+/// Returns the topology that a configuration describes.
 pub(crate) fn topology(config: &SimulatedConfig) -> Topology {
     let mut parts = Parts::default();
     for number in 0..config.donors {

@@ -65,7 +65,7 @@ impl SimulatedSwitch {
         changed
     }
 
-    /// Whether a host reaches an LD.
+    /// Returns whether a host reaches an LD.
     pub(super) fn is_host_of(&self, source: &Source, host: &HostId, _: (VolumeId, MemberId)) -> bool {
         let Source::LogicalDevice { device, .. } = source else { return false };
         match self.lds.get(device).map(|ld| &ld.binding) {

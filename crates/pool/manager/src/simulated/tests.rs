@@ -68,7 +68,7 @@ fn grant(term: u64, sequence: u64, member: u64, slabs: u64) -> Command {
     Command { term: Term(term), sequence, incarnation: Incarnation(1), step, cause: None }
 }
 
-/// What a donor reports to a term, or why it does not.
+/// Returns what a donor reports to a term, or why it does not.
 fn answer(simulated: &mut Simulated, term: u64) -> Result<BTreeMap<MemberId, Token>, Silent> {
     let report = simulated.reports(Term(term), Asked::All).donors.remove(&donor()).expect("every donor answers")?;
     let leases = report.leases.values().flatten();

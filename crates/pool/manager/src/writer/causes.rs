@@ -22,7 +22,7 @@ use crate::tasks::{ending, volume_of};
 pub(super) struct Causes(BTreeMap<VolumeId, Cause>);
 
 impl Causes {
-    /// An order is stored: it has changed these volumes.
+    /// Notes that an order is stored, which has changed these volumes.
     pub(super) fn note(&mut self, order: &Order, operation: &Operation, done: &Done) {
         let traceparent = operation.traceparent().and_then(|header| header.parse().ok());
         let traceparent = traceparent.or_else(|| order.cause.traceparent.clone());
@@ -30,7 +30,7 @@ impl Causes {
         done.volumes.iter().for_each(|volume| _ = self.0.insert(*volume, cause.clone()));
     }
 
-    /// The cause of the steps of a volume.
+    /// Returns the cause of the steps of a volume.
     pub(super) fn of(&self, volume: Option<VolumeId>) -> Option<Cause> {
         self.0.get(&volume?).cloned()
     }

@@ -55,12 +55,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Nothing yet, and where operations are recorded.
+    /// Creates the shared state with nothing in it yet. Operations are recorded by `telemetry`.
     pub(crate) fn recorded_by(telemetry: Telemetry) -> Shared {
         Shared { telemetry, ..Shared::default() }
     }
 
-    /// The subscriptions to events. Locked for one look-up, never during a wait for the store or a listener.
+    /// Locks the subscriptions to events: for one look-up, never during a wait for the store or a listener.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         self.subscriptions.lock().expect("a panic ends the daemon")
     }

@@ -21,7 +21,7 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// Whether this manager or another one may lead afterwards.
+    /// Returns whether this manager or another one may lead afterwards.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Deposed { .. } | Self::LeadershipLost => true,

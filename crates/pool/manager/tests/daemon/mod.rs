@@ -53,7 +53,7 @@ impl Answer {
     }
 }
 
-/// The smallest rack that the tests need.
+/// Returns the smallest rack that the tests need.
 pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
     let capacity = "64GiB".parse().expect("a size");
     let (donors, hosts, devices) = (4, 2, 2);
@@ -68,14 +68,15 @@ pub fn rack(kill_at_effect: Option<u64>) -> SimulatedConfig {
     }
 }
 
-/// A loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next one.
+/// Returns a loopback address that no other daemon of the tests has: a killed daemon's port may be given to the next
+/// one.
 pub fn address() -> String {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
     format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 1 + number % 250)
 }
 
-/// The text of a request, after which the daemon closes.
+/// Returns the text of a request, after which the daemon closes.
 pub fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
@@ -140,7 +141,7 @@ impl Daemon {
         Daemon::launch_by(directory, config, command)
     }
 
-    /// Like the function above, but starts the daemon with this command, to which it adds the arguments.
+    /// Works like the function above, but starts the daemon with this command, to which it adds the arguments.
     pub fn launch_by(directory: &Path, config: &str, mut command: Command) -> Daemon {
         let file = directory.join("fabricd.toml");
         std::fs::write(&file, config).expect("written");
@@ -173,7 +174,7 @@ impl Daemon {
         assert!(sent.is_ok_and(|sent| sent.success()), "kill {signal}");
     }
 
-    /// The initial password.
+    /// Returns the initial password.
     pub fn password(&self) -> String {
         let text = std::fs::read_to_string(self.directory.join("state/initial-password")).expect("the first password");
         text.trim().to_owned()
@@ -197,7 +198,7 @@ impl Daemon {
         self.raw_at(&self.address, bytes)
     }
 
-    /// The same at another of its addresses.
+    /// Does the same at another of its addresses.
     pub fn raw_at(&self, address: &str, bytes: &[u8]) -> Option<String> {
         let mut stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
@@ -208,7 +209,7 @@ impl Daemon {
         (!answer.is_empty()).then(|| String::from_utf8_lossy(&answer).into_owned())
     }
 
-    /// One request. `None` if the daemon was killed.
+    /// Sends one request, and returns its answer, or `None` if the daemon was killed.
     pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Option<Answer> {
         Answer::parse(&self.raw(request(method, path, headers, body).as_bytes())?)
     }
@@ -246,7 +247,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A pool of all donors, a zone with both hosts, and a bound volume.
+/// Returns a pool of all donors, a zone with both hosts, and a bound volume.
 pub fn declaration() -> Value {
     json!({
         "pools": { "main": { "donors": ["d0000", "d0001", "d0002", "d0003"], "devices": ["m000", "m001"] } },

@@ -29,7 +29,7 @@ pub const SLABS: u64 = 32;
 /// How a test program knows that it is to be a donor.
 const ROLE: &str = "AQUIFER_TEST_DONOR";
 
-/// If this process is to be a donor, lends until it is killed. Each test program calls it from a separate test.
+/// Lends until it is killed, if this process is to be a donor. Each test program calls it from a separate test.
 pub fn be_a_donor() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
@@ -182,7 +182,7 @@ impl HostEnd {
         HostEnd { agent, _keeper: keep(Kind::Host, id, Bytes::ZERO, managers, &end) }
     }
 
-    /// How many members it has of all volumes.
+    /// Returns how many members it has of all volumes.
     pub fn members(&self) -> usize {
         self.agent.lock().expect("no panic").volumes.values().map(|view| view.members.len()).sum()
     }

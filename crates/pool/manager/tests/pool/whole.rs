@@ -60,7 +60,7 @@ impl Pool {
         Daemon::start_registered(&self.directory, self.control, kill_at_effect)
     }
 
-    /// Binds the volume. `None` if the daemon was killed.
+    /// Binds the volume. Returns `None` if the daemon was killed.
     pub fn bind(&self, daemon: &Daemon) -> Option<()> {
         let answer = daemon.ask("POST", CONNECTIONS, &self.token, &bind_body("db", "h1"))?;
         assert!((200..300).contains(&answer.status), "{answer:?}");

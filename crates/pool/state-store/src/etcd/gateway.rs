@@ -107,7 +107,8 @@ impl Gateway {
         Err(NoAnswer::Lost(why))
     }
 
-    /// The pause after an attempt: zero while there is another endpoint to try; then it doubles with each round.
+    /// Returns the pause after an attempt: zero while there is another endpoint to try; then it doubles with each
+    /// round.
     fn pause(&self, attempt: u32) -> Duration {
         let rounds = (attempt + 1) / u32::try_from(self.endpoints.len()).unwrap_or(u32::MAX);
         if rounds == 0 { Duration::ZERO } else { self.bounds.pause * (1 << (rounds - 1).min(3)) }

@@ -54,13 +54,13 @@ pub struct Leadership {
     until: Instant,
 }
 
-/// The remaining seconds in an answer about a lease; 0 if it has ended.
+/// Returns the remaining seconds in an answer about a lease; 0 if it has ended.
 pub(super) fn time_to_live(answer: &Value) -> Option<u64> {
     number_of(answer.get("result").unwrap_or(answer), "TTL")
 }
 
 impl Election {
-    /// A candidate that calls itself `holder`: the URL at which it answers.
+    /// Creates a candidate that calls itself `holder`: the URL at which it answers.
     pub fn new(settings: &EtcdSettings, holder: &str, lease_seconds: u64) -> Result<Election, StoreFailure> {
         let gateway = Gateway::new(settings).map_err(StoreFailure::Settings)?;
         let key = format!("{}/leader", settings.prefix);
@@ -72,7 +72,7 @@ impl Election {
         self.gateway.call(path, body).map_err(|no| not_answered(&no))
     }
 
-    /// Who has the leadership.
+    /// Returns who has the leadership.
     pub fn holder(&self) -> Result<Option<String>, StoreFailure> {
         let answer = self.call("/v3/kv/range", &read(&self.key))?;
         let pairs = super::messages::pairs_of(&answer).ok_or_else(odd)?;
@@ -121,7 +121,7 @@ impl Election {
     }
 }
 
-/// The holder's text and the name of its campaign.
+/// Returns the holder's text and the name of its campaign.
 fn holder_of(value: &[u8]) -> Option<(String, String)> {
     let value: Value = serde_json::from_slice(&value[..value.len().min(HOLDER_BYTES_MAX)]).ok()?;
     let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);

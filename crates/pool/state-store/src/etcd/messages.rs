@@ -18,12 +18,12 @@ use crate::store::{Entry, Write};
 /// Maximum number of operations on one level: three levels, with the commit's own operations, stay below 128.
 const LEVEL_MAX: usize = 41;
 
-/// A key or value as JSON has it.
+/// Returns a key or value as JSON has it.
 pub(super) fn bytes(bytes: impl AsRef<[u8]>) -> Value {
     Value::String(STANDARD.encode(bytes))
 }
 
-/// The bytes of a field; an absent one is empty.
+/// Returns the bytes of a field; an absent one is empty.
 pub(super) fn bytes_of(value: &Value, name: &str) -> Option<Vec<u8>> {
     match value.get(name) {
         None | Some(Value::Null) => Some(Vec::new()),
@@ -32,7 +32,7 @@ pub(super) fn bytes_of(value: &Value, name: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// A number of 64 bits; an absent one is 0.
+/// Returns a number of 64 bits; an absent one is 0.
 pub(super) fn number_of(value: &Value, name: &str) -> Option<u64> {
     match value.get(name) {
         None | Some(Value::Null) => Some(0),
@@ -48,7 +48,7 @@ pub(super) struct Pair {
     pub(super) entry: Entry,
 }
 
-/// The pairs of a range.
+/// Returns the pairs of a range.
 pub(super) fn pairs_of(range: &Value) -> Option<Vec<Pair>> {
     let Some(pairs) = range.get("kvs").filter(|pairs| !pairs.is_null()) else { return Some(Vec::new()) };
     let pair = |pair: &Value| {
@@ -58,7 +58,7 @@ pub(super) fn pairs_of(range: &Value) -> Option<Vec<Pair>> {
     pairs.as_array()?.iter().map(pair).collect()
 }
 
-/// The revision of the store when it answered.
+/// Returns the revision of the store when it answered.
 pub(super) fn revision_of(answer: &Value) -> Option<u64> {
     number_of(answer.get("header")?, "revision").filter(|revision| *revision > 0)
 }
@@ -78,7 +78,7 @@ pub(super) fn range(first: &[u8], end: &[u8], limit: usize) -> Value {
     json!({ "key": bytes(first), "range_end": bytes(end), "limit": limit.to_string() })
 }
 
-/// The first key after all that begin with a prefix of ASCII.
+/// Returns the first key after all that begin with a prefix of ASCII.
 pub(super) fn after_prefix(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

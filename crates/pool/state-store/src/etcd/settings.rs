@@ -90,7 +90,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Host and port, as the header `host` has them.
+    /// Returns host and port, as the header `host` has them.
     pub(super) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)

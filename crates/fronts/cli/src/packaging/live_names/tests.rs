@@ -57,7 +57,7 @@ const ZSHRC: &str = "PROMPT=
     zle -N zle-line-init
 ";
 
-/// What is completed after each line, and what the command was asked for it. `None` without the shell.
+/// Returns what is completed after each line, and what the command was asked for it, or `None` without the shell.
 fn completed(test: &str, shell: Shell, lines: &[&str]) -> Option<Vec<(String, String)>> {
     let (arguments, complete): (&[&str], &str) = match shell {
         Shell::Fish => (&["--no-config", "-c"], IN_FISH),

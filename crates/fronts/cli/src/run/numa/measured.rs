@@ -80,7 +80,7 @@ fn outcome(path: Option<&Path>, kept: Option<io::Result<()>>) -> String {
     }
 }
 
-/// The kept measurement. What cannot be read, or what others could have written, is measured again.
+/// Returns the kept measurement. What cannot be read, or what others could have written, is measured again.
 fn read(path: &Path) -> Option<Measurement> {
     let file = safe_open::open(path, Purpose::Input, libc::O_RDONLY | libc::O_NONBLOCK, 0).ok()?;
     let mut text = String::new();
@@ -110,7 +110,7 @@ fn measure(nodes: &Nodes) -> Result<Measurement, Failure> {
     Ok(Measurement::of(measured.collect::<Result<_, Failure>>()?))
 }
 
-/// What all threads together read from a node, in MB/s.
+/// Returns what all threads together read from a node, in MB/s.
 fn bandwidth(node: &Node) -> Result<u64, Failure> {
     let failure = |why: String| {
         let cause = format!("--numa auto: the bandwidth of node {} cannot be measured: {why}", node.number);
@@ -151,7 +151,7 @@ fn rates(mask: NodeMask, words: usize, barrier: &Barrier) -> io::Result<[f64; RO
     filled.map(|_| rates)
 }
 
-/// Memory of a node.
+/// Fills memory of a node, for as long as [`FILL_TIME_MAX`] at most.
 fn filled(mask: NodeMask, words: usize) -> io::Result<Vec<u64>> {
     let of = |errno: aquifer_sys::raw::Errno| io::Error::from_raw_os_error(errno.0);
     set_policy(Policy::Bind(mask)).map_err(of)?;
