@@ -61,7 +61,7 @@ pub(super) fn line(order: &Order) -> String {
     format!("event=order request={} who={who:?} order={what:?}", order.cause.request)
 }
 
-/// Returns the end of the line. A response of `None` means that the writer has not answered in time.
+/// Returns the end of the line. An outcome of `None` means that the writer has not answered in time.
 pub(super) fn result(outcome: Option<&Result<Done, NotDone>>) -> String {
     match outcome {
         Some(Ok(_)) => "result=stored".to_owned(),
