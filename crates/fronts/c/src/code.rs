@@ -83,7 +83,7 @@ codes! {
     Unmanaged = -70, "AQUIFER_ERR_UNMANAGED";
 }
 
-/// `AQUIFER_PENDING`.
+/// The value of `AQUIFER_PENDING`.
 pub const PENDING: c_int = 1;
 
 /// Why a call failed.
@@ -93,7 +93,7 @@ pub struct Failure {
     pub code: Code,
     /// One line with cause and remedy.
     pub message: String,
-    /// The kernel's error number, if it has refused. Otherwise 0.
+    /// The kernel's error number if the kernel has refused, otherwise 0.
     pub errno: c_int,
 }
 

@@ -36,7 +36,7 @@ const STACK_BYTES_MIN: usize = 16 << 10;
 const STACK_BYTES_MAX: usize = 1 << 30;
 const STACK_BYTES: usize = 64 << 10;
 
-/// `struct aquifer_context_options`.
+/// The layout of `struct aquifer_context_options`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -50,7 +50,7 @@ unsafe impl Growing for ContextOptions {
     const SIZE_MIN: usize = 16;
 }
 
-/// `struct aquifer_contexts_report`.
+/// The layout of `struct aquifer_contexts_report`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -77,7 +77,7 @@ struct Running<'y> {
 }
 
 thread_local! {
-    /// Null outside contexts.
+    /// The context that runs on this thread; null outside contexts.
     static RUNNING: Cell<*const Running<'static>> = const { Cell::new(ptr::null()) };
 }
 

@@ -14,7 +14,7 @@ use crate::guard::done;
 use crate::sized::{Growing, SizedPlace};
 use crate::space::{self, Space};
 
-/// `struct aquifer_curve_point`.
+/// The layout of `struct aquifer_curve_point`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -25,7 +25,7 @@ pub struct CurvePoint {
     pub miss_ratio: f64,
 }
 
-/// `struct aquifer_curve`.
+/// The layout of `struct aquifer_curve`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]

@@ -24,7 +24,7 @@ const RANGES_MAX: usize = 1 << 16;
 /// Maximum number of wakers that one fetch remembers: as many as there are contexts at a time.
 const WAITERS_MAX: usize = 1 << 16;
 
-/// `aquifer_fetch_t`.
+/// The layout of `aquifer_fetch_t`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Fetch {
@@ -32,7 +32,7 @@ pub struct Fetch {
     pub handle: u64,
 }
 
-/// `struct aquifer_range`.
+/// The layout of `struct aquifer_range`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -49,7 +49,7 @@ struct Fetching {
 
 struct State {
     pending: Vec<aquifer::Fetch>,
-    /// The first failure.
+    /// The first failure of one of the ranges.
     failure: Option<Failure>,
 }
 

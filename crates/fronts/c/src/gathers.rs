@@ -18,7 +18,7 @@ use crate::guard::{call, done};
 use crate::handles;
 use crate::mapping::{self, Mapping, addresses, of_buffer};
 
-/// `aquifer_gather_t`.
+/// The layout of `aquifer_gather_t`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Gather {
@@ -26,7 +26,7 @@ pub struct Gather {
     pub handle: u64,
 }
 
-/// `struct aquifer_piece`.
+/// The layout of `struct aquifer_piece`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]

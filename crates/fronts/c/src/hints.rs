@@ -17,7 +17,7 @@ use crate::handles;
 use crate::mapping::{self, Mapping};
 use crate::ordinary::{self, OrdinaryPin};
 
-/// `aquifer_pin_t`.
+/// The layout of `aquifer_pin_t`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Pin {

@@ -20,7 +20,7 @@ use crate::guard::done;
 use crate::handles;
 use crate::space::{self, Space};
 
-/// `aquifer_mapping_t`.
+/// The layout of `aquifer_mapping_t`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Mapping {

@@ -14,7 +14,7 @@ use crate::guard::done;
 use crate::mapping::{self, Mapping};
 use crate::ordinary;
 
-/// `struct aquifer_status_run`.
+/// The layout of `struct aquifer_status_run`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -27,7 +27,7 @@ pub struct StatusRun {
     pub reserved: u32,
 }
 
-/// `struct aquifer_temperature_run`.
+/// The layout of `struct aquifer_temperature_run`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -38,7 +38,7 @@ pub struct TemperatureRun {
     pub reserved: u32,
 }
 
-/// `struct aquifer_histogram`.
+/// The layout of `struct aquifer_histogram`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]

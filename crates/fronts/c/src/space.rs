@@ -15,7 +15,7 @@ use crate::handles;
 use crate::queries::Histogram;
 use crate::sized::{self, Growing, SizedPlace};
 
-/// `aquifer_space_t`.
+/// The layout of `aquifer_space_t`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Space {
@@ -23,7 +23,7 @@ pub struct Space {
     pub handle: u64,
 }
 
-/// `struct aquifer_options`.
+/// The layout of `struct aquifer_options`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -43,7 +43,7 @@ unsafe impl Growing for Options {
     const SIZE_MIN: usize = 48;
 }
 
-/// `struct aquifer_limits`.
+/// The layout of `struct aquifer_limits`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]
@@ -60,7 +60,7 @@ unsafe impl Growing for Limits {
     const SIZE_MIN: usize = 32;
 }
 
-/// `struct aquifer_statistics`.
+/// The layout of `struct aquifer_statistics`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "aquifer.h says what they mean")]

@@ -37,66 +37,66 @@ pub enum Condition {
 /// One command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<'r> {
-    /// Add to a number.
+    /// Adds to a number.
     Add {
-        /// Where it is.
+        /// The key of the number.
         key: &'r [u8],
-        /// What to add.
+        /// The addend.
         by: i64,
     },
-    /// Something about the connection or the server that always succeeds and changes nothing.
+    /// Asks for something about the connection or the server that always succeeds and changes nothing.
     Agree,
-    /// The list of commands: always empty, which clients take for "unknown".
+    /// Asks for the list of commands, which is always empty: clients take that for "unknown".
     Commands,
-    /// The number of keys.
+    /// Asks for the number of keys.
     DbSize,
-    /// Remove keys.
+    /// Removes keys.
     Del(Vec<&'r [u8]>),
-    /// Repeat a word.
+    /// Asks for the same word.
     Echo(&'r [u8]),
-    /// How many of these keys exist.
+    /// Asks how many of these keys exist.
     Exists(Vec<&'r [u8]>),
-    /// Set when a key expires.
+    /// Sets when a key expires.
     Expire {
-        /// Which key.
+        /// The key that is to expire.
         key: &'r [u8],
-        /// When, in milliseconds of Unix time.
+        /// The time at which the key expires, in milliseconds of Unix time.
         at_ms: u64,
     },
-    /// Remove everything.
+    /// Removes all keys.
     Flush,
-    /// A value.
+    /// Asks for the value of a key.
     Get(&'r [u8]),
-    /// The figures of the server.
+    /// Asks for the figures of the server.
     Info,
-    /// Several values.
+    /// Asks for the values of several keys.
     MGet(Vec<&'r [u8]>),
-    /// Set several values.
+    /// Sets the values of several keys.
     MSet(Vec<(&'r [u8], &'r [u8])>),
-    /// Let a key never expire.
+    /// Lets a key never expire.
     Persist(&'r [u8]),
     /// Asks for a sign of life.
     Ping(Option<&'r [u8]>),
-    /// End the connection.
+    /// Ends the connection.
     Quit,
-    /// Set a value.
+    /// Sets the value of a key.
     Set {
-        /// Its key.
+        /// The key to set.
         key: &'r [u8],
-        /// The value.
+        /// The value to store.
         value: &'r [u8],
-        /// When it expires.
+        /// When the key expires.
         expiry: Expiry,
-        /// Whether it is stored.
+        /// The condition under which the value is stored.
         condition: Condition,
-        /// Whether the reply is the value before.
+        /// Whether the reply is the previous value.
         returns_old: bool,
     },
-    /// An array of nothing: the settings of a server that has none of Redis's.
+    /// Asks for settings. The reply is an empty array: the server has none of Redis's settings.
     Settings,
-    /// How long a key will live.
+    /// Asks how long a key will live.
     Ttl {
-        /// Which key.
+        /// The key that is asked about.
         key: &'r [u8],
         /// Milliseconds in one unit of the reply.
         unit_ms: u64,
@@ -106,21 +106,22 @@ pub enum Command<'r> {
 /// Why a request is not a command. Its text is Redis's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandFailure {
-    /// Too few or too many words.
+    /// The request has too few or too many words.
     Arguments(String),
     /// There is only database 0.
     Database,
-    /// An impossible expiry time.
+    /// The expiry time is impossible.
     ExpireTime(String),
-    /// What HTTP clients send. The connection is closed, because a web page may have sent it.
+    /// The request is what an HTTP client sends. The connection is closed, because a web page may have sent the
+    /// request.
     Http,
-    /// A key beyond [`KEY_BYTES_MAX`].
+    /// A key is longer than [`KEY_BYTES_MAX`].
     KeyTooLong,
-    /// Not a number.
+    /// A word that must be a number is none.
     NotInteger,
-    /// Words that mean nothing here.
+    /// Some words mean nothing here.
     Syntax,
-    /// No such command. The name, and what it was given.
+    /// There is no such command. The texts are the name and the words after it.
     Unknown(String, String),
 }
 

@@ -18,11 +18,11 @@ pub struct Figures {
     pub rejected_connections: u64,
     /// Connections that were ended, because all buffers together had grown too large.
     pub evicted_clients: u64,
-    /// Commands that were carried out, whatever came of it.
+    /// Commands that were carried out, whether they succeeded or not.
     pub commands: u64,
-    /// Reads of keys that were there.
+    /// Reads of keys that existed.
     pub hits: u64,
-    /// Reads of keys that were not there.
+    /// Reads of keys that did not exist.
     pub misses: u64,
     /// Reads that had to wait for a tier.
     pub far_reads: u64,

@@ -30,7 +30,7 @@ pub const NEVER_MS: u64 = 0;
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its first byte, counted from the start of the log. A multiple of 16.
+    /// The offset of its first byte in the log, a multiple of 16.
     pub at: u64,
     /// Its length, a multiple of 16.
     pub bytes: u32,
@@ -75,7 +75,7 @@ fn pack(place: Place) -> u64 {
     at << LEN_BITS | len
 }
 
-/// The table.
+/// A table of the places of all keys' records.
 #[derive(Debug)]
 pub struct Index {
     entries: Vec<Entry>,

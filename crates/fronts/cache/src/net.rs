@@ -24,9 +24,9 @@ use self::connection::{Connection, READ_BYTES};
 
 mod connection;
 
-/// Events that are taken at a time.
+/// Maximum number of events that are taken at a time.
 const EVENTS_MAX: usize = 64;
-/// Clients that are accepted at a time.
+/// Maximum number of clients that are accepted at a time.
 const ACCEPTS_MAX: usize = 64;
 /// How often the server looks for clients that leave their replies unread, and how long accepting pauses when the
 /// process has no descriptor for another client.
@@ -34,10 +34,10 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LISTENER: u64 = u64::MAX;
 const END: u64 = u64::MAX - 1;
 
-/// Which connection; numbers of closed ones are used again.
+/// The number of a connection. Numbers of closed connections are used again.
 pub type ConnectionIndex = usize;
 
-/// The sockets.
+/// The listening socket and all connections.
 #[derive(Debug)]
 pub struct Net {
     epoll: OwnedFd,
@@ -47,7 +47,7 @@ pub struct Net {
     connections: Vec<Option<Connection>>,
     free: Vec<ConnectionIndex>,
     connections_max: usize,
-    /// Maximum of `buffered`.
+    /// Maximum value of `buffered`.
     buffers_max: usize,
     /// Memory of the buffers of all connections.
     buffered: usize,
@@ -58,11 +58,11 @@ pub struct Net {
     checked_at: Instant,
     /// True while the process has no descriptor for another client.
     is_paused: bool,
-    /// Accepted so far, and refused.
+    /// Clients that were accepted so far, and those that were refused.
     pub accepted: u64,
-    /// Refused so far.
+    /// Clients that were refused so far.
     pub refused: u64,
-    /// Ended so far, because the buffers of all connections together had grown too large.
+    /// Connections that were ended so far, because the buffers of all connections together had grown too large.
     pub evicted: u64,
     /// Whether the process was asked to end.
     pub has_ended: bool,

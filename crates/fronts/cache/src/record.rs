@@ -21,7 +21,7 @@ use crate::request::WORD_BYTES_MAX;
 pub const UNIT_BYTES: u64 = 16;
 /// What precedes the key.
 pub const HEADER_BYTES: usize = 16;
-/// The longest record.
+/// Maximum length of a record.
 pub const RECORD_BYTES_MAX: usize = (HEADER_BYTES + KEY_BYTES_MAX + WORD_BYTES_MAX).next_multiple_of(16);
 
 /// The first bytes of a record.

@@ -23,7 +23,7 @@ const SPACE_BYTES_MIN: u64 = 16 << 20;
 const BUFFERS_BYTES_MIN: u64 = 128 << 20;
 const MIB: u64 = 1 << 20;
 
-/// Checked settings.
+/// The settings of a cache, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The address to serve.
@@ -42,19 +42,19 @@ pub struct Settings {
     pub buffers_max: usize,
 }
 
-/// Invalid settings. Its text says the cause and the remedy.
+/// Why settings are invalid. Its text says the cause and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingsFailure {
-    /// Less room for buffers than one connection can need. The bytes.
+    /// `--buffers` leaves less room than one connection can need. The number is its bytes.
     Buffers(u64),
-    /// Less DRAM than the index and the smallest space need, both in bytes.
+    /// `--dram` is less than the index and the smallest space need. All numbers are bytes.
     Dram {
-        /// What was given.
+        /// The DRAM that was given.
         given: u64,
-        /// What the index of these keys takes.
+        /// The bytes that the index of these keys takes.
         index: u64,
     },
-    /// A log that is too small or too large. Its bytes.
+    /// The log would be too small or too large. The number is its bytes.
     Size(u64),
 }
 

@@ -33,7 +33,7 @@ const _: () =
 /// Bytes that the cleaner looks at for each byte that is appended, at least.
 pub const CLEANED_PER_APPENDED: u64 = 8;
 
-/// A span of the log.
+/// The number of a span of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanIndex(pub usize);
 
@@ -45,7 +45,7 @@ impl SpanIndex {
     }
 }
 
-/// Who asks for a place.
+/// Why a place in the log is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A client stores a value.
@@ -57,7 +57,7 @@ pub enum Purpose {
 /// Which span is cleaned next, and how many bytes of it may be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// The span.
+    /// The span that is cleaned.
     pub span: SpanIndex,
     /// Its records end here, counted from its start.
     pub filled_bytes: u64,
@@ -70,7 +70,7 @@ pub struct Victim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Active,
-    /// With the cleaner, or not yet given back.
+    /// The cleaner works on the span, or has not given it back yet.
     Busy,
     Free,
     Full,

@@ -56,7 +56,7 @@ pub enum StoreFailure {
     Lost,
     /// The tier has no room.
     NoRoom,
-    /// The space refuses.
+    /// The space refuses the operation. The text says why.
     Refused(String),
 }
 

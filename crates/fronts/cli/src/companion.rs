@@ -15,10 +15,10 @@ use std::process;
 
 use crate::exit::{ExitCode, Failure};
 
-/// One program.
+/// A program that this command starts for some of its subcommands.
 #[derive(Clone, Copy, Debug)]
 pub struct Companion {
-    /// Its file name.
+    /// The program's file name.
     pub name: &'static str,
     /// The target of the Makefile that builds it.
     target: &'static str,
@@ -33,7 +33,7 @@ pub const AGENT: Companion = Companion { name: "aquifer-agentd", target: "agent"
 pub const BENCH: Companion = Companion { name: "aquifer-bench", target: "bench", code: ExitCode::CannotStart };
 /// Serves Redis clients; see `cache.rs`.
 pub const CACHE: Companion = Companion { name: "aquifer-cache", target: "cache", code: ExitCode::CannotStart };
-/// Steers a pool of far memory; see `fabric.rs`.
+/// Controls a pool of far memory; see `fabric.rs`.
 pub const FABRIC: Companion = Companion { name: "aquifer-fabric", target: "fabric", code: ExitCode::CannotStart };
 /// Speaks to CXL switches; see `fmapi.rs`.
 pub const FMAPI: Companion = Companion { name: "aquifer-fmapi", target: "fmapi", code: ExitCode::CannotStart };

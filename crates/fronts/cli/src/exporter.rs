@@ -40,7 +40,7 @@ const RESTARTS_MAX: u32 = 100;
 /// The pause before the first replacement in a row. It doubles with each further one, up to `RESTART_PAUSE_MAX`.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
-/// When a child that ran for longer than this is replaced, a new row begins. An arbitrary choice.
+/// A child that ran for longer than this was steady: its replacement begins a new row. An arbitrary choice.
 const STEADY: Duration = Duration::from_secs(600);
 
 /// What is served instead of a text that is too long.

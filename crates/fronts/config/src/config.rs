@@ -36,7 +36,7 @@ pub const LEDGER_NAME: &CStr = c"aquifer-ledger";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// [`VERSION`] of the writer.
+    /// The [`VERSION`] of the program that has written the object.
     pub version: u32,
     /// How much local DRAM the program's managed memory may take.
     pub dram_bytes: u64,
@@ -66,7 +66,7 @@ pub struct Config {
     /// itself.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ledger_fd: Option<i32>,
-    /// The file to which the pager records its engine's inputs, for replay. `None`: no recording.
+    /// The file to which the pager records its engine's inputs, for replay; `None` if they are not recorded.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
     /// Whether to time the use of the engine's lock, which costs two readings of the clock for each.
@@ -150,12 +150,12 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Not JSON, a field missing, a field unknown, or a value out of its range.
+    /// The text is not JSON, lacks a field, has an unknown field, or a field has a value out of its range.
     Malformed {
         /// What the parser said.
         cause: String,
     },
-    /// Written by another release.
+    /// Another release has written the object.
     Version {
         /// The version in the object.
         found: u32,

@@ -90,10 +90,10 @@ macro_rules! words {
 words!(
     /// Which policy chooses the blocks to evict.
     PolicyName, "s3fifo, clock, lru, fifo",
-    /// S3-FIFO: scan-resistant.
+    /// S3-FIFO, which withstands scans.
     #[default]
     S3Fifo = "s3fifo",
-    /// CLOCK.
+    /// CLOCK, which gives a block that was used a second chance.
     Clock = "clock",
     /// Least recently used, as far as refaults and rescues reveal it.
     Lru = "lru",
@@ -104,7 +104,7 @@ words!(
 words!(
     /// Who resolves a fault.
     Delivery, "auto, signal, listener",
-    /// Decided for each mapping.
+    /// The pager decides for each mapping.
     #[default]
     Auto = "auto",
     /// The faulting thread itself, notified by a signal.
@@ -116,29 +116,29 @@ words!(
 words!(
     /// How a block's pages move to and from the program's address.
     Exchange, "auto, move, copy",
-    /// Move where the kernel can, copy elsewhere.
+    /// The pager moves pages where the kernel can, and copies them elsewhere.
     #[default]
     Auto = "auto",
-    /// `UFFDIO_MOVE`: no allocation, no copy. Linux 6.8 and later.
+    /// The pager moves pages by `UFFDIO_MOVE`, which neither allocates nor copies. Needs Linux 6.8.
     Move = "move",
-    /// `UFFDIO_COPY` and `MADV_DONTNEED`.
+    /// The pager copies pages, by `UFFDIO_COPY` and `MADV_DONTNEED`.
     Copy = "copy",
 );
 
 words!(
-    /// What shares one budget.
+    /// The processes that share one budget.
     Budget, "tree, process",
     /// The program and all processes that it starts, together.
     #[default]
     Tree = "tree",
-    /// Each process separately.
+    /// Each process has a budget of its own.
     Process = "process",
 );
 
 /// How many bytes move together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {
-    /// Learnt for each range from its accesses.
+    /// The pager learns the size for each range from its accesses.
     #[default]
     Auto,
     /// Always this many bytes: a power of two from [`BlockSize::MIN`] to [`BlockSize::MAX`].

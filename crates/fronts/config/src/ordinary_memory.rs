@@ -12,13 +12,13 @@ use std::ffi::CStr;
 /// The name of the table.
 pub const SYMBOL: &CStr = c"aquifer_ordinary_memory_1";
 
-/// The calls.
+/// The table of calls.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OrdinaryMemory {
     /// Gives a hint ([`hint`]) about `start..start + len`. Returns an [`outcome`].
     pub advise: extern "C" fn(usize, usize, u32) -> i32,
-    /// Where the memory at `start` is, and how much of `start..start + len` is in the same place.
+    /// Says where the memory at `start` is, and how much of `start..start + len` is in the same place.
     pub look: extern "C" fn(usize, usize) -> Look,
     /// Keeps `start..start + len` resident. Returns the number of the pin, or an [`outcome`] below zero.
     pub pin: extern "C" fn(usize, usize) -> i64,
@@ -52,9 +52,9 @@ pub mod hint {
     pub const PREFETCH_READ: u32 = 2;
     /// It will be written to soon.
     pub const PREFETCH_WRITE: u32 = 3;
-    /// Its use is to be learned; it will be used at scattered addresses; in ascending order.
+    /// The pattern of use is to be learned (4), is scattered (5), or is in ascending order (6).
     pub const PATTERNS: [u32; 3] = [4, 5, 6];
-    /// Its priority is low, normal, high.
+    /// The priority is low (7), normal (8) or high (9).
     pub const PRIORITIES: [u32; 3] = [7, 8, 9];
     /// Its block size is to be learned. With `n` more, blocks have `2^(n - 1)` pages, up to 2 MiB.
     pub const BLOCK_SIZE: u32 = 10;
@@ -62,19 +62,19 @@ pub mod hint {
 
 /// How a call ended.
 pub mod outcome {
-    /// As asked.
+    /// The call did what was asked.
     pub const DONE: i32 = 0;
     /// None of the memory is managed.
     pub const UNMANAGED: i32 = -1;
-    /// A part of it is pinned or locked.
+    /// A part of the memory is pinned or locked.
     pub const PINNED: i32 = -2;
     /// As much is pinned as the budget allows.
     pub const PINNED_TOO_MUCH: i32 = -3;
-    /// It cannot be made resident: nothing more can be written back.
+    /// The memory cannot be made resident: nothing more can be written back.
     pub const NO_ROOM: i32 = -4;
-    /// The tier has lost some of it.
+    /// The tier has lost some of the memory.
     pub const LOST: i32 = -5;
-    /// More than would stay in DRAM until it is used.
+    /// The range is longer than what would stay in DRAM until it is used.
     pub const BEYOND_BUDGET: i32 = -6;
     /// The hint has no meaning.
     pub const MEANINGLESS: i32 = -7;

@@ -257,7 +257,7 @@ Examples:
     Join(Join),
 }
 
-/// The daemon.
+/// The arguments of `aquifer fabric serve`.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// Its configuration; `aquifer-fabricd --print-config` prints one with every setting
@@ -268,7 +268,7 @@ pub struct Serve {
     pub check: bool,
 }
 
-/// The summary of the state.
+/// The arguments of `aquifer fabric status`.
 #[derive(Clone, Debug, Args)]
 pub struct Status {
     /// Print it again every --interval seconds, until interrupted
@@ -285,7 +285,7 @@ pub struct Status {
     pub limit: u64,
 }
 
-/// A declaration that changes nothing.
+/// The arguments of commands that compare a declaration with the pool, and change nothing.
 #[derive(Clone, Debug, Args)]
 pub struct Compare {
     /// The declaration, in JSON; - is standard input
@@ -293,7 +293,7 @@ pub struct Compare {
     pub file: PathBuf,
 }
 
-/// The audit log.
+/// The arguments of `aquifer fabric audit`.
 #[derive(Clone, Debug, Args)]
 pub struct Audit {
     /// Show the records after this number
@@ -304,7 +304,7 @@ pub struct Audit {
     pub count: u64,
 }
 
-/// The events.
+/// The arguments of `aquifer fabric events`.
 #[derive(Clone, Debug, Args)]
 pub struct Events {
     /// Show the events after this number

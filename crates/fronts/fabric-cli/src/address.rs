@@ -11,10 +11,10 @@ use std::net::IpAddr;
 /// The manager's port, unless another one is given.
 const PORT: u16 = 7443;
 
-/// An address.
+/// The address of a manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// `true` for TLS.
+    /// `true` if the manager is reached by TLS.
     pub(crate) is_https: bool,
     /// A name, or an IP address without brackets.
     pub(crate) host: String,

@@ -30,7 +30,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// The statuses with which a standby answers: to a reader, and to a change.
 const STANDBY: [u16; 2] = [307, 421];
 
-/// A request.
+/// A request to the manager.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request<'a> {
     pub(crate) method: &'static str,
@@ -55,7 +55,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer that is not an error.
+/// The manager's answer, which is not an error.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) body: Value,

@@ -24,7 +24,7 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Largest file of authorities.
 const CA_BYTES_MAX: u64 = 4 << 20;
 
-/// A connection.
+/// A connection to a manager, with or without TLS.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}

@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::table::plain;
 
-/// A failed command.
+/// Why a command has failed, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The line.
+    /// The line to print: cause, then remedy.
     pub line: String,
     /// 1, 2 if the arguments are wrong, or 125 if no daemon can be started.
     pub code: u8,

@@ -17,7 +17,7 @@ const HOPS_MAX: usize = 3;
 /// Maximum number of managers.
 const MEMBERS_MAX: usize = 16;
 
-/// The managers.
+/// The managers of a pool, and which one leads as far as is known.
 pub(crate) struct Members {
     /// `None` for any, because another check verifies the manager.
     known: Option<Vec<Address>>,

@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use crate::address::Address;
 use crate::failure::{Failure, failed};
 
-/// Largest file.
+/// Maximum size of a session's file.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// A session.
+/// A session with a manager, as it is kept in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Session {
@@ -31,7 +31,7 @@ pub(crate) struct Session {
     pub(crate) account: String,
     /// The path of the session at the manager.
     pub(crate) path: String,
-    /// The token.
+    /// The secret token that proves the session.
     pub(crate) token: String,
 }
 

@@ -7,15 +7,15 @@
 //! other names, are skipped. See the WHATWG's HTML standard, section "Server-sent events". Lines end with LF or CR LF:
 //! a lone CR, which the standard allows, is not sent by a manager.
 
-/// Largest event.
+/// Maximum size of an event.
 pub const EVENT_BYTES_MAX: usize = 1 << 20;
 
 /// An event as it was sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Its number.
+    /// The event's number, if it has one.
     pub id: Option<u64>,
-    /// Its text.
+    /// The event's data, as text.
     pub data: String,
 }
 

@@ -124,7 +124,7 @@ Examples:
     },
 }
 
-/// How results are printed.
+/// How the results of a command are printed.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Format {
     /// Print one JSON object
@@ -132,7 +132,7 @@ pub struct Format {
     pub json: bool,
 }
 
-/// A peer, and how to speak with it.
+/// The peer of a command, and how to speak to it.
 #[derive(Clone, Debug, Args)]
 pub struct Peer {
     /// The switch: tcp:HOST[:PORT], unix:PATH, or another form that 'aquifer fmapi --help' lists
@@ -158,7 +158,7 @@ pub struct Peer {
     pub format: Format,
 }
 
-/// A component at a peer.
+/// The component that a command is for: the peer, or a component behind it.
 #[derive(Clone, Debug, Args)]
 pub struct At {
     /// The peer.
@@ -175,7 +175,7 @@ pub struct At {
     pub host: u16,
 }
 
-/// A bench.
+/// The arguments of `aquifer fmapi bench`.
 #[derive(Clone, Debug, Args)]
 pub struct Bench {
     /// The peer.
@@ -189,7 +189,7 @@ pub struct Bench {
     pub bind: bool,
 }
 
-/// A check.
+/// The arguments of `aquifer fmapi check`.
 #[derive(Clone, Debug, Args)]
 pub struct Check {
     /// The peer.
@@ -203,7 +203,7 @@ pub struct Check {
     pub html: Option<PathBuf>,
 }
 
-/// Event records.
+/// The arguments of `aquifer fmapi events`.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
     /// The component.
@@ -214,7 +214,7 @@ pub struct Log {
     pub clear: bool,
 }
 
-/// A bind.
+/// The arguments of `aquifer fmapi bind`.
 #[derive(Clone, Debug, Args)]
 pub struct Bind {
     /// The peer.
@@ -245,7 +245,7 @@ pub enum Removal {
     Wait,
 }
 
-/// An unbind.
+/// The arguments of `aquifer fmapi unbind`.
 #[derive(Clone, Debug, Args)]
 pub struct Unbind {
     /// The peer.

@@ -33,7 +33,7 @@ pub(crate) const OWN_COST_BAR: Duration = Duration::from_micros(20);
 /// The times of one kind of command.
 #[derive(Clone, Debug)]
 pub(crate) struct Timed {
-    /// The command.
+    /// The name of the command.
     pub name: &'static str,
     /// Every command's time, sorted; empty if the peer does not support the command.
     times: Vec<Duration>,
@@ -73,7 +73,7 @@ impl Timed {
 pub(crate) struct Bench {
     /// The peer's address.
     pub peer: String,
-    /// Its dialect.
+    /// The name of the peer's dialect.
     pub dialect: &'static str,
     /// Commands to a peer that takes no time.
     pub own: Vec<Timed>,

@@ -27,14 +27,14 @@ pub enum Verdict {
     Conforms,
     /// The peer departs from the specification.
     Departs {
-        /// How it departs.
+        /// What the peer does instead.
         what: String,
         /// The departure that is known of its dialect, if it is one.
         known: Option<&'static str>,
     },
     /// It was not tried, or could not be judged.
     Skipped {
-        /// The reason.
+        /// Why it was skipped.
         why: String,
     },
 }
@@ -42,9 +42,9 @@ pub enum Verdict {
 /// A case and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The case.
+    /// The case that was tried.
     pub case: &'static Case,
-    /// Its verdict.
+    /// The verdict on the case.
     pub verdict: Verdict,
 }
 
@@ -53,7 +53,7 @@ pub struct Finding {
 pub struct Report {
     /// The peer's address.
     pub peer: String,
-    /// Its dialect.
+    /// The name of the peer's dialect.
     pub dialect: &'static str,
     /// The commands that the peer itself answers, as far as they were tried.
     pub answered: Vec<Opcode>,

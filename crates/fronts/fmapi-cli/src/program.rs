@@ -24,7 +24,7 @@ use crate::show::{self, Shown};
 /// The outcome of a command.
 #[derive(Debug)]
 pub struct Outcome {
-    /// For standard output.
+    /// The text for standard output.
     pub output: String,
     /// 0, or 3 if a check found departures.
     pub code: u8,
@@ -33,7 +33,7 @@ pub struct Outcome {
 /// A failed command, as one line: cause, then remedy.
 #[derive(Debug)]
 pub struct Failure {
-    /// The line.
+    /// The line to print: cause, then remedy.
     pub line: String,
     /// 1, or 2 if the arguments are wrong.
     pub code: u8,

@@ -12,7 +12,7 @@ use aquifer_tiers::{OpenFailure as TierOpenFailure, SpecFailure};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Not a valid block size. The text says why.
+    /// The block size is not valid. The text says why.
     BlockSize(String),
     /// The budget of DRAM is not a valid size, or is too small or too large. The text says why.
     Dram(String),
@@ -98,7 +98,7 @@ pub enum Error {
     },
     /// The destination is longer or shorter than the bytes to be copied.
     BufferSize {
-        /// Its length.
+        /// The length of the destination.
         bytes: usize,
         /// The length of what is to be copied.
         needed_bytes: usize,

@@ -45,9 +45,9 @@ pub(crate) enum Answer {
 enum State {
     /// Nobody uses this number.
     Free,
-    /// Not begun.
+    /// The read has not begun.
     Waiting,
-    /// In flight.
+    /// The tier carries the read out.
     Reading,
     /// The bytes are in this scratch page.
     Arrived(usize),

@@ -21,9 +21,9 @@ use crate::{Error, Histogram, Mapping, Pin, Status, StatusRun, TemperatureRun};
 /// The intended use of requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Intent {
-    /// It will be read. Memory without contents is left alone.
+    /// The memory will be read. Memory without contents is left alone.
     Read,
-    /// It will be written to. Memory without contents gets its zeros ahead of the first touch.
+    /// The memory will be written to. Memory without contents gets its zeros ahead of the first touch.
     Write,
 }
 
@@ -35,7 +35,7 @@ pub enum Pattern {
     /// At scattered addresses: nothing is read ahead, and only what is asked for is fetched where blocks may change
     /// their size (`block_size("auto")`).
     Random,
-    /// In ascending order: the space reads ahead from the first touch on.
+    /// The range is used in ascending order: the space reads ahead from the first touch on.
     Sequential,
 }
 

@@ -33,7 +33,7 @@ pub struct Copying<'m, 'b> {
 
 /// What the next part waits for. A part lies within one page.
 enum Step {
-    /// Nothing yet.
+    /// The next part has not been asked for.
     Ask,
     /// The executor's read with this number.
     Executor(Arc<ExecutorReads>, usize),

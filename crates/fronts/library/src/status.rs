@@ -20,26 +20,26 @@ pub const CLASS_NAMES: [&str; CLASSES] = temperature::CLASS_NAMES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// Never written to, or discarded: it reads as zeros, and takes neither DRAM nor room in a tier.
+    /// The memory was never written to, or was discarded: it reads as zeros, and takes neither DRAM nor room in a tier.
     Empty,
-    /// On its way from the tier.
+    /// The memory is on its way from the tier.
     Fetching,
-    /// Lost by a tier. A load or store gets SIGBUS.
+    /// A tier has lost the memory. A load or store gets SIGBUS.
     Lost,
-    /// On its way within DRAM, or to the tier.
+    /// The memory is on its way within DRAM, or to the tier.
     Moving,
-    /// In DRAM, at its address.
+    /// The memory is in DRAM, at its address.
     Resident {
         /// True if the tier is known to have the same bytes. Otherwise it may have them: the space finds out when it
         /// evicts the block.
         is_clean: bool,
     },
-    /// In DRAM, not at its address: a touch brings it back without a transfer.
+    /// The memory is in DRAM, but not at its address: a touch brings it back without a transfer.
     Standby {
         /// As for `Resident`.
         is_clean: bool,
     },
-    /// In a tier only.
+    /// The memory is only in a tier.
     Stored {
         /// The level of the chain of tiers, the fastest is 0. Always 0 if there is one tier.
         level: usize,
@@ -66,7 +66,7 @@ impl Status {
 pub struct StatusRun {
     /// Its bytes, counted from the start of the mapping.
     pub range: Range<usize>,
-    /// Where they were.
+    /// Where the bytes were.
     pub status: Status,
 }
 

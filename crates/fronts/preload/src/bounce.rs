@@ -23,7 +23,7 @@ use crate::program_memory::is_readable;
 const STREAM_BYTES: usize = 1 << 20;
 /// `IOV_MAX`: the kernel refuses longer vectors.
 pub const ENTRIES_MAX: usize = 1024;
-/// Entries that are kept on the stack. Most vectors are shorter.
+/// Number of entries that are kept on the stack. Most vectors are shorter.
 const FEW: usize = 8;
 
 const NOTHING: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

@@ -349,7 +349,7 @@ impl Caller {
     }
 }
 
-/// `struct sockaddr_storage`.
+/// The size of `struct sockaddr_storage`.
 pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
 
 /// Makes a call such as fstat(2), bypassing every wrapper.

@@ -43,7 +43,7 @@ unsafe extern "C" {
 
 /// The data that descendants need.
 struct Needs {
-    /// `AQUIFER_CONFIG=…`.
+    /// The entry `AQUIFER_CONFIG=…` of the environment.
     configuration: CString,
     /// The path of this library.
     library: Vec<u8>,

@@ -14,7 +14,7 @@ use aquifer_pager::ordinary::Unserved;
 
 use crate::start::instance;
 
-/// The table. Its name says the version.
+/// The table of calls on ordinary memory. The symbol's name contains its version.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, unsafe_code, reason = "the name of a symbol")]
 pub static aquifer_ordinary_memory_1: OrdinaryMemory = OrdinaryMemory { advise, look, pin, unpin };

@@ -29,7 +29,7 @@ const BF_RELEASEBUFFER: c_int = 2;
 const BUF_FORMAT: c_int = 0x4;
 const BUF_STRIDES: c_int = 0x18;
 
-/// `Py_buffer`.
+/// The layout of CPython's `Py_buffer`.
 #[repr(C)]
 struct Buffer {
     buf: *mut c_void,

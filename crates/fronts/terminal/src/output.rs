@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 
 use crate::table::terminal_width;
 
-/// Where a table goes.
+/// The output that a table goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// The columns of the terminal. `None` for a file or a pipe, whose lines are as long as they must be.
@@ -42,16 +42,16 @@ fn is_wanted(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
 /// How a cell is emphasised. The text says the same without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
-    /// Not at all.
+    /// The cell is not emphasised.
     #[default]
     Plain,
-    /// The title of a column.
+    /// The cell is the title of a column.
     Title,
-    /// Healthy, or complete.
+    /// The cell says that something is healthy, or complete.
     Good,
-    /// In progress, or in need of attention.
+    /// The cell says that something is in progress, or needs attention.
     Notable,
-    /// Failed, or missing.
+    /// The cell says that something has failed, or is missing.
     Bad,
 }
 

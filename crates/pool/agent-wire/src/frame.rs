@@ -31,7 +31,7 @@ pub enum NotAFrame {
     },
     /// It is longer than is allowed.
     Oversized {
-        /// Its length.
+        /// The frame's length.
         bytes: usize,
     },
 }

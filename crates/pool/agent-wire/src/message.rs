@@ -38,12 +38,12 @@ pub enum Request {
     /// Asks for the volumes that the user may open. The answer is a listing, and another one whenever it changes. Such
     /// a connection neither opens nor uses a volume.
     List {
-        /// [`VERSION`].
+        /// The [`VERSION`] that the program speaks.
         version: u16,
     },
     /// Opens a volume. The answer is a view or a denial.
     Open {
-        /// [`VERSION`].
+        /// The [`VERSION`] that the program speaks.
         version: u16,
         /// The name of the volume, or its id.
         volume: String,
@@ -74,17 +74,17 @@ pub enum Answer {
 pub enum Denial {
     /// The agent serves as many programs as it can.
     Busy {
-        /// How many.
+        /// How many programs the agent serves.
         programs: usize,
     },
     /// The request is malformed.
     Malformed {
-        /// What about it.
+        /// What is wrong with it.
         why: String,
     },
     /// The volume is not bound to this host.
     NotBound {
-        /// The host.
+        /// The name of the host.
         host: String,
     },
     /// The user may not use the volume.
@@ -96,12 +96,12 @@ pub enum Denial {
     },
     /// The agent cannot record that the program uses the volume.
     NotRecorded {
-        /// Why.
+        /// Why the agent cannot record it.
         why: String,
     },
     /// The agent speaks another version.
     Version {
-        /// The agent's.
+        /// The version that the agent speaks.
         version: u16,
     },
 }
@@ -140,18 +140,18 @@ impl fmt::Display for Denial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Redundancy {
-    /// Whole copies.
+    /// Each byte has several copies.
     Mirror {
-        /// How many.
+        /// How many copies there are.
         copies: u8,
     },
-    /// Not at all.
+    /// No member may be lost.
     None,
-    /// Shards with parity.
+    /// Bytes are in shards, some of which are parity.
     Parity {
-        /// Shards of data.
+        /// How many shards of data there are.
         data: u8,
-        /// Shards of parity.
+        /// How many shards of parity there are.
         parity: u8,
     },
 }
@@ -162,7 +162,7 @@ pub enum Redundancy {
 pub struct TenantFiles {
     /// The certificate, as a path on this host.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key of the certificate, as a path on this host.
     pub key: PathBuf,
     /// The authority of the donors' certificates.
     pub ca: PathBuf,
@@ -205,7 +205,7 @@ pub enum Order {
     Drain,
     /// Give it up with all of its slabs.
     Leave,
-    /// Use it.
+    /// Use the member as any other.
     Use,
 }
 
@@ -241,7 +241,7 @@ pub struct View {
     pub files: Option<TenantFiles>,
     /// Its members. One that is missing here, and was there before, is to be let go.
     pub members: Vec<MemberView>,
-    /// `true`: the volume was unbound from this host. Programs that use it may go on; others cannot open it.
+    /// `true` if the volume was unbound from this host. Programs that use it may go on; others cannot open it.
     pub is_withdrawn: bool,
 }
 

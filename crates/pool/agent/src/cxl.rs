@@ -38,7 +38,7 @@ const NOTE_EVERY: Duration = Duration::from_secs(1);
 /// Changes the host state, and stores it.
 pub(crate) type Change<'a> = &'a dyn Fn(&mut dyn FnMut(&mut HostState)) -> io::Result<()>;
 
-/// The thread.
+/// The thread that brings memory devices online and offline.
 pub(crate) struct CxlThread {
     thread: Option<JoinHandle<()>>,
     is_over: Arc<AtomicBool>,

@@ -34,16 +34,16 @@ use crate::state_file::StateFile;
 pub enum AgentFailure {
     /// The channel to the managers cannot be kept.
     Control {
-        /// Why.
+        /// Why it cannot be kept.
         why: String,
     },
     /// This start of the host cannot be identified.
     NoBoot,
     /// Programs cannot be served.
     Socket {
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The state cannot be read or stored.
@@ -53,12 +53,12 @@ pub enum AgentFailure {
     },
     /// Spans cannot be sent.
     Telemetry {
-        /// Why.
+        /// Why they cannot be sent.
         failure: TelemetryFailure,
     },
     /// A thread cannot be started.
     Thread {
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }

@@ -72,7 +72,7 @@ pub struct CxlSettings {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DonorAddress {
-    /// `HOST:PORT`.
+    /// The donor's address, as `HOST:PORT`.
     pub address: String,
     /// The name in its certificate; by default the host of the address.
     pub name: Option<String>,
@@ -83,9 +83,9 @@ pub struct DonorAddress {
 pub struct Permit {
     /// The name by which programs open it.
     pub name: String,
-    /// The volume.
+    /// The volume's id in the pool.
     pub id: VolumeId,
-    /// Users, by number.
+    /// Users who may use it, by number.
     pub uids: Vec<u32>,
     /// Groups, by number: a program's own group, not its supplementary ones.
     pub gids: Vec<u32>,

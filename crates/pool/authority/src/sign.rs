@@ -90,7 +90,7 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// A signed certificate.
+/// A certificate that the authority has signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
     /// The certificate and the authority's, in PEM.
@@ -112,7 +112,7 @@ pub struct Revocations {
     pub list: Arc<str>,
 }
 
-/// An authority.
+/// The certificate authority of a pool.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,

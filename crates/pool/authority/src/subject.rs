@@ -23,16 +23,16 @@ const LABEL_BYTES_MAX: usize = 63;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A donor.
+    /// A donor, which lends memory.
     Donor,
     /// A host, by its agent and its programs.
     Host,
-    /// A fabric manager.
+    /// A fabric manager of the pool.
     Manager,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds, in the order of their words.
     pub const ALL: [Kind; 3] = [Kind::Donor, Kind::Host, Kind::Manager];
 
     /// Returns the word for this kind in names, in REST and on the command line.
@@ -60,7 +60,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Subject {
-    /// What it is.
+    /// The kind of the owner.
     pub kind: Kind,
     /// The owner's name in the pool.
     pub name: String,

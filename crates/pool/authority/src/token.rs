@@ -103,28 +103,28 @@ impl FromStr for JoinToken {
 pub struct TokenRecord {
     /// The subject of the certificate that the token admits to.
     pub subject: Subject,
-    /// The hash of its secret.
+    /// The hash of the token's secret, which itself is not stored.
     pub secret_hash: String,
     /// When it was made.
     pub created: Millis,
-    /// When it expires.
+    /// When the token expires.
     pub expires: Millis,
     /// How many uses are left.
     pub uses_left: u32,
-    /// Who made it.
+    /// Who made the token.
     pub by: String,
 }
 
 /// Why a token does not admit a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAdmitted {
-    /// It has expired.
+    /// The token has expired.
     Expired,
     /// It was made in the future: a clock is wrong.
     NotYet,
     /// The token is unknown or its secret is wrong. Callers cannot distinguish the two.
     Unknown,
-    /// All its uses are spent.
+    /// All uses of the token are spent.
     Used,
 }
 

@@ -17,9 +17,9 @@ pub(crate) const DAY_MS: u64 = 86_400_000;
 /// The period in which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// Its first instant.
+    /// The first instant at which it is valid.
     pub from: Millis,
-    /// Its last instant.
+    /// The last instant at which it is valid.
     pub until: Millis,
 }
 

@@ -46,9 +46,9 @@ pub struct HostChanges {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Changes {
-    /// Of a donor.
+    /// The changes of a donor's report.
     Donor(Box<DonorChanges>),
-    /// Of a host's agent.
+    /// The changes of a report by a host's agent.
     Host(Box<HostChanges>),
 }
 

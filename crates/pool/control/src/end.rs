@@ -24,7 +24,7 @@ pub struct Deposed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Refused {
-    /// Why.
+    /// One line: the cause, then the remedy.
     pub why: String,
 }
 

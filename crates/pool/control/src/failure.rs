@@ -18,9 +18,9 @@ use crate::message::NotAFrame;
 pub enum ChannelFailure {
     /// The other end sent an unexpected message.
     Confused {
-        /// The expected message.
+        /// The name of the expected message.
         expected: &'static str,
-        /// The received message.
+        /// The name of the received message.
         found: &'static str,
     },
     /// The ends do not trust each other.
@@ -29,7 +29,7 @@ pub enum ChannelFailure {
     Io(io::Error),
     /// The manager's name has no address.
     NoAddress,
-    /// Bytes that are not a frame.
+    /// The bytes are not a frame.
     NotAFrame(NotAFrame),
     /// Without TLS, only this machine is reached.
     Plain(SocketAddr),

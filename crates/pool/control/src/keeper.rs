@@ -86,7 +86,7 @@ pub struct KeeperSettings {
 /// How a channel stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChannelStatus {
-    /// There is none, and it is being retried.
+    /// There is no channel, and the end retries.
     #[default]
     Apart,
     /// The manager has registered this end.

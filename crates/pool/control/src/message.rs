@@ -54,9 +54,9 @@ const MAGIC: [u8; 4] = *b"AQC1";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Report {
-    /// Of a donor.
+    /// The report of a donor.
     Donor(DonorReport),
-    /// Of a host's agent.
+    /// The report of a host's agent.
     Host(HostReport),
 }
 
@@ -85,7 +85,7 @@ pub struct Whereabouts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Directory {
-    /// Donors.
+    /// Where donors are, for agents.
     pub donors: BTreeMap<DonorId, Whereabouts>,
     /// The names in the certificates of hosts: the tenants as which they borrow.
     pub hosts: BTreeMap<HostId, String>,
@@ -123,7 +123,7 @@ pub enum Message {
     Commands(Vec<Command>),
     /// There is no report, because the end has seen this greater term.
     Deposed(Term),
-    /// An end registers.
+    /// An end asks to be registered.
     Hello {
         /// The oldest version that it speaks.
         oldest: u16,
@@ -134,9 +134,9 @@ pub enum Message {
     },
     /// What became of each command.
     Outcomes(Vec<Result<(), Refused>>),
-    /// Is the end alive?
+    /// Asks whether the end is alive.
     Ping,
-    /// It is.
+    /// The end is alive.
     Pong,
     /// Requests a report.
     Query(Query),
@@ -146,7 +146,7 @@ pub enum Message {
     Renew,
     /// The new certificate is in use.
     Renewed,
-    /// A report.
+    /// The end's report.
     Reported(Report),
     /// A request for a new certificate, in PEM.
     Request(String),
@@ -198,9 +198,9 @@ pub enum NotAFrame {
     },
     /// It is longer than is allowed.
     Oversized {
-        /// Its length.
+        /// The frame's length.
         bytes: usize,
-        /// What is allowed.
+        /// The greatest length that is allowed.
         max: usize,
     },
 }

@@ -44,7 +44,7 @@ const LINES_PER_SECOND_MAX: u32 = 10;
 /// How ends reach a registrar, and who may.
 #[derive(Clone, Debug)]
 pub struct RegistrarSettings {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: SocketAddr,
     /// The manager's certificate, and the authority of the ends'; `None` for plain text, on this machine only.
     pub tls: Option<Files>,
@@ -63,7 +63,7 @@ pub enum Unheard {
     Apart,
     /// It has seen a greater term.
     Deposed {
-        /// That term.
+        /// The greater term that it has seen.
         seen: Term,
     },
     /// It did not answer in time, or its channel was lost.
@@ -75,7 +75,7 @@ pub enum Unheard {
 pub enum NotSent {
     /// It may or may not have arrived.
     Lost,
-    /// It was refused.
+    /// The end has refused it.
     Refused(Refused),
 }
 

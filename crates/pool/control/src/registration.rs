@@ -25,7 +25,7 @@ const CAPACITY_MAX: Bytes = Bytes::slabs(1 << 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A donor.
+    /// A donor, which lends memory.
     Donor,
     /// The agent of a host.
     Host,
@@ -43,7 +43,7 @@ impl fmt::Display for Kind {
 /// The name of an end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndId {
-    /// A donor.
+    /// A donor, by its name.
     Donor(DonorId),
     /// A host, by its agent.
     Host(HostId),

@@ -20,9 +20,9 @@ const VERSION: u16 = 3;
 /// A report that a manager has heard. The same one is the same allocation, until it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// Of a donor.
+    /// The report of a donor.
     Donor(Arc<DonorReport>),
-    /// Of a host's agent.
+    /// The report of a host's agent.
     Host(Arc<HostReport>),
 }
 

@@ -62,27 +62,27 @@ pub struct Entry {
 /// Why an end is not registered: one line with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotRegistered {
-    /// There are too many.
+    /// There are too many registrations.
     Full,
-    /// It contradicts another registration.
+    /// The registration contradicts another one.
     Contradiction {
-        /// The enclosure.
+        /// The enclosure of the end.
         enclosure: EnclosureId,
         /// Where other ends say that it stands.
         rack: RackId,
     },
     /// Its identity may not register this kind of end.
     Identity {
-        /// The identity.
+        /// The identity in the certificate.
         identity: String,
-        /// The kind.
+        /// The kind of end that wants to register.
         kind: Kind,
     },
     /// The registration is unusable.
     Registration(NotARegistration),
     /// The name belongs to another identity.
     Taken {
-        /// The name.
+        /// The name that is taken.
         id: EndId,
     },
 }
@@ -114,7 +114,7 @@ impl fmt::Display for NotRegistered {
 
 impl std::error::Error for NotRegistered {}
 
-/// Who is registered.
+/// The registered ends, connected or not.
 #[derive(Clone, Debug, Default)]
 pub struct Roster {
     entries: BTreeMap<EndId, Entry>,

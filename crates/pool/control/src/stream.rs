@@ -61,7 +61,7 @@ enum Layer {
     Server(Box<StreamOwned<ServerConnection, Timed>>),
 }
 
-/// The connection.
+/// A connection between an end and a manager, with or without TLS.
 pub(crate) struct Stream(Layer);
 
 impl Stream {

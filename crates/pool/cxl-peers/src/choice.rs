@@ -22,7 +22,7 @@ const CHOICES_MAX: usize = 4096;
 pub(crate) enum Choice {
     /// The host has it.
     Added,
-    /// Offer these extents.
+    /// Offer these extents to the host.
     Offer(Vec<Extent>),
     /// This many bytes are not free.
     Missing(u64),

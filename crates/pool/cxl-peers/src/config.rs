@@ -30,7 +30,7 @@ pub enum Wipe {
     Sanitize,
 }
 
-/// A switch.
+/// A switch that the fabric manager manages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SwitchConfig {

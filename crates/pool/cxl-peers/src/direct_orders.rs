@@ -32,30 +32,30 @@ pub enum PortAct {
     Reset,
 }
 
-/// An order.
+/// An order to a switch that does not go through the desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Bind a vPPB to an LD.
+    /// Binds a vPPB to an LD.
     Bind {
-        /// The vPPB.
+        /// The vPPB to bind.
         vppb: VppbAddress,
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
-    /// Control a port.
+    /// Controls a port.
     ControlPort {
-        /// The switch.
+        /// The switch that has the port.
         switch: SwitchId,
-        /// The port.
+        /// The port's number.
         port_id: PortId,
-        /// What to do.
+        /// What is done to the port.
         act: PortAct,
     },
-    /// Set how an MLD reports congestion.
+    /// Sets how an MLD reports congestion.
     SetCongestion {
-        /// The device.
+        /// The MLD.
         device: DeviceId,
         /// Bit 0: congestion at the egress port; bit 1: reduced throughput.
         telemetry: u8,
@@ -64,29 +64,29 @@ pub enum Act {
         /// The percentage from which it counts as severe.
         severe_percent: u8,
     },
-    /// Set the bandwidth of an LD, in 256ths of the device's.
+    /// Sets the bandwidth of an LD, in 256ths of the device's.
     SetBandwidth {
-        /// The device.
+        /// The MLD that has the LD.
         device: DeviceId,
-        /// The LD.
+        /// The LD's number on the device.
         ld_id: LdId,
-        /// What is allocated to it.
+        /// The part that is allocated to it.
         allocated: Option<u8>,
-        /// How much it may use at most.
+        /// The part that it may use at most.
         limit: Option<u8>,
     },
-    /// Set the size of an LD. Its bytes are lost.
+    /// Sets the size of an LD, which loses its bytes.
     SetSize {
-        /// The device.
+        /// The MLD that has the LD.
         device: DeviceId,
-        /// The LD.
+        /// The LD's number on the device.
         ld_id: LdId,
-        /// The new size.
+        /// The LD's new size.
         bytes: Bytes,
     },
-    /// Unbind a vPPB.
+    /// Unbinds a vPPB.
     Unbind {
-        /// The vPPB.
+        /// The vPPB to unbind.
         vppb: VppbAddress,
     },
 }

@@ -34,7 +34,7 @@ const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, 
 /// How serious a notice is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// For information.
+    /// The notice is for information only.
     Ok,
     /// Something may need attention.
     Warning,
@@ -56,7 +56,7 @@ pub struct Notice {
 /// What the records of a round say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// For people.
+    /// Lines for people.
     pub(crate) notices: Vec<Notice>,
     /// Ports and LDs that were bound; without an LD, the port as a whole.
     pub(crate) bound: Vec<(u8, Option<u8>)>,
@@ -129,7 +129,7 @@ impl Events {
 enum Seen<'a> {
     /// Records were lost before they were read.
     Loss,
-    /// A record.
+    /// The log's next record.
     Record(&'a EventRecord),
 }
 

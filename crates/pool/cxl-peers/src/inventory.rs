@@ -24,7 +24,7 @@ pub enum Memory {
 pub struct Offer {
     /// The device's number for the host.
     pub host_id: u16,
-    /// Its tag.
+    /// The tag of the capacity.
     pub tag: Tag,
     /// What the host has accepted of it.
     pub bytes: u64,
@@ -39,21 +39,21 @@ pub struct CapacityView {
     pub hosts: u16,
     /// The number of the region.
     pub region_id: u8,
-    /// Its first address.
+    /// The region's first address of the device.
     pub start: u64,
-    /// Its length.
+    /// The region's length in bytes.
     pub bytes: u64,
-    /// Bytes of a block.
+    /// The unit in which the region is handed out, in bytes.
     pub block_bytes: u64,
     /// `true` if the device wipes all that is released.
     pub is_sanitized: bool,
     /// Ways of choosing what is added, and what is released, as bits.
     pub policies: (u16, u16),
-    /// What hosts have.
+    /// What hosts have, or are offered.
     pub offers: Vec<Offer>,
 }
 
-/// A memory device.
+/// A memory device, as its switch shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceView {
     /// The ports that its heads are at.
@@ -99,16 +99,16 @@ impl DeviceView {
 pub(crate) enum Holder {
     /// A bind or an unbind of its port is under way.
     Busy,
-    /// Nobody.
+    /// Nobody has it.
     Nobody,
-    /// A vPPB.
+    /// This vPPB is bound to it.
     Vppb { vcs_id: u8, vppb_id: u8 },
 }
 
 /// The state that was read from a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Its ports.
+    /// The states of its ports, by number.
     pub ports: BTreeMap<u8, PortStatus>,
     /// Its virtual CXL switches.
     pub vcss: BTreeMap<u8, VirtualSwitch>,

@@ -44,7 +44,7 @@ const NOTICES_MAX: usize = 1024;
 /// Opens a connection to a switch. The client that it returns has recognised the peer's dialect.
 pub type Connect = Box<dyn FnMut() -> Result<Client, String> + Send>;
 
-/// One switch.
+/// One switch as a peer of the fabric manager.
 pub struct Peer {
     pub(crate) config: SwitchConfig,
     pub(crate) clock: Arc<dyn Clock>,

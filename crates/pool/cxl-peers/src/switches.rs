@@ -48,7 +48,7 @@ impl Reached {
     }
 }
 
-/// All switches.
+/// All switches that a fabric manager manages.
 pub struct Switches {
     peers: Vec<Peer>,
     clock: Arc<dyn Clock>,

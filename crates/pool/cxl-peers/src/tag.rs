@@ -13,7 +13,7 @@
 
 use aquifer_fabric::{MemberId, VolumeId};
 
-/// A tag.
+/// The tag of dynamic capacity, as the specification has it.
 pub type Tag = [u8; 16];
 
 /// Returns the tag of a member.

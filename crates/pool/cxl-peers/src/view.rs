@@ -11,14 +11,14 @@ use crate::inventory::{Inventory, is_up};
 /// Gigatransfers per second, by the code of a link's speed.
 const SPEEDS_GTPS: [f64; 7] = [0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0];
 
-/// A port.
+/// A port of a switch, in words.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PortView {
     /// What it is configured as.
     pub configuration: &'static str,
     /// How the connected device speaks CXL.
     pub device_mode: Option<&'static str>,
-    /// What is connected.
+    /// The kind of the connected device.
     pub device_type: &'static str,
     /// `true` while its link is up.
     pub is_up: bool,
@@ -34,7 +34,7 @@ pub struct PortView {
     pub is_in_reset: bool,
 }
 
-/// A vPPB.
+/// A vPPB of a switch, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VppbView {
     /// Whether and to what it is bound.

@@ -11,14 +11,14 @@ use crate::virtual_switch::Target;
 /// An operation that has passed this percentage is not aborted: it ends by itself. The figure is QEMU's.
 const ABORT_PERCENT_MAX: u64 = 85;
 
-/// A background operation.
+/// The bind or unbind that runs in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
     /// True for a bind, false for an unbind.
     pub is_bind: bool,
     /// The virtual CXL switch.
     pub vcs_id: u8,
-    /// Its vPPB.
+    /// The vPPB that is bound or unbound.
     pub vppb_id: u8,
     /// What the vPPB is bound to, or unbound from.
     pub target: Target,

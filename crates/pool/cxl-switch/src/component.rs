@@ -22,15 +22,15 @@ const BACKGROUND_ENDED: u16 = 1 << 15;
 /// What every component that answers commands has: an identity, a clock, event logs, a limit on the length of messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Component {
-    /// Who it is.
+    /// What it answers to Identify (0001h).
     pub identity: Identity,
     /// Which commands it answers.
     pub commands: Commands,
     /// The longest answer, as a power of two.
     pub limit_log2: u8,
-    /// Its records.
+    /// The event logs of the component.
     pub events: EventLogs,
-    /// How it interrupts.
+    /// How it interrupts its host when a log has records.
     pub interrupts: EventInterruptPolicy,
     /// The logs that it notifies of by MCTP, and the recipient: the connection that set this last.
     pub notifications: (u16, Option<Connection>),

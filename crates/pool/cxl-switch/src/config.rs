@@ -5,14 +5,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A switch. Ports, virtual CXL switches and devices are numbered by their places in the lists.
+/// The configuration of a switch. Ports, virtual CXL switches and devices are numbered by their places in the lists.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchConfig {
-    /// PCI vendor. The default belongs to no vendor.
+    /// The PCI vendor number. The default belongs to no vendor.
     #[serde(default = "nobody")]
     pub vendor_id: u16,
-    /// PCI device.
+    /// The PCI device number.
     #[serde(default)]
     pub device_id: u16,
     /// Serial number; devices have the numbers that follow it.
@@ -43,11 +43,11 @@ pub struct SwitchConfig {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortRole {
-    /// Nothing.
+    /// The port is not used.
     Disabled,
-    /// A device.
+    /// The port is for a device.
     Downstream,
-    /// A host.
+    /// The port is for a host.
     Upstream,
 }
 
@@ -57,10 +57,10 @@ pub enum PortRole {
 pub struct PortConfig {
     /// What it is for.
     pub role: PortRole,
-    /// Lanes.
+    /// The number of its lanes.
     #[serde(default = "sixteen")]
     pub link_width: u8,
-    /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
+    /// The code of its speed, 1 to 6, for 2.5, 5, 8, 16, 32 and 64 GT/s.
     #[serde(default = "gen5")]
     pub link_speed: u8,
     /// Logical devices that a device at it may have; 0 if it takes no MLD.
@@ -74,7 +74,7 @@ pub struct PortConfig {
 pub struct VirtualSwitchConfig {
     /// Its upstream port.
     pub upstream_port: u8,
-    /// Its downstream vPPBs.
+    /// How many downstream vPPBs it has.
     pub vppbs: u8,
     /// False for one that is disabled.
     #[serde(default = "yes")]
@@ -97,7 +97,7 @@ pub enum DeviceKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
-    /// What it is.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// The ports that it is at, one for each of its heads. An SLD with several heads has only dynamic capacity, and
     /// each head is a host of that. An MLD's hosts are its logical devices.
@@ -111,7 +111,7 @@ pub struct DeviceConfig {
     /// For an MLD with several heads: the head of each logical device; the first for all when empty.
     #[serde(default)]
     pub ld_heads: Vec<u8>,
-    /// Lanes.
+    /// The number of its lanes.
     #[serde(default = "eight")]
     pub link_width: u8,
     /// In the same code as a port's.

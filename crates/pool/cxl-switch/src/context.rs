@@ -24,13 +24,13 @@ pub(crate) type Answer = Result<Response, ReturnCode>;
 /// The context of one command: the time, the requester, the longest answer, and where results go.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// Now.
+    /// The time of the command.
     pub now_ns: u64,
-    /// Who asks.
+    /// The connection by which the request came.
     pub connection: Connection,
     /// Bytes that the payload of an answer may have. A tunnel subtracts the bytes that it needs itself.
     pub room: usize,
-    /// Results.
+    /// The results of the command so far.
     pub outcome: Outcome,
 }
 

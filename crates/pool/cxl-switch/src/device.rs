@@ -21,16 +21,16 @@ use crate::registers::{CLASS_MEMORY, Registers};
 /// Bytes of the unit of memory: the granularity of 54h, 256 MiB.
 pub(crate) const UNIT_BYTES: u64 = UNIT_MIB << 20;
 
-/// A logical device.
+/// A logical device of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Ld {
     /// What it has of the device's memory.
     pub allocation: LdAllocation,
-    /// Its bytes.
+    /// The bytes of its memory.
     pub memory: Memory,
     /// Its configuration space.
     pub registers: Registers,
-    /// The head that it is at.
+    /// The head through which it is reached.
     pub head: u8,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Device {
     pub registers: Registers,
     /// Its logical devices.
     pub lds: Vec<Ld>,
-    /// Quality of service.
+    /// The settings of its quality of service.
     pub qos: Qos,
     /// Its dynamic capacity.
     pub capacity: Option<Capacity>,

@@ -53,9 +53,9 @@ impl Hosts {
 /// An extent that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Its first address.
+    /// The extent's first address.
     pub start: u64,
-    /// Its bytes.
+    /// The extent's length in bytes.
     pub length: u64,
     /// The tag that it belongs to.
     pub tag: Tag,

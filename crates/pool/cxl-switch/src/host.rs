@@ -27,26 +27,26 @@ pub enum HostAction {
     },
     /// The host reads memory.
     Read {
-        /// The first address.
+        /// The first address that is read.
         address: u64,
         /// The number of bytes, at most 1 MiB.
         bytes: usize,
     },
-    /// The host gives capacity back. As Release Dynamic Capacity (4803h).
+    /// The host gives capacity back, as by Release Dynamic Capacity (4803h).
     ReleaseCapacity {
         /// The addresses that are given back.
         ranges: Vec<Range<u64>>,
     },
-    /// The host sets the secret value of its virtual CXL switch, once. As Set Domain Validation SV (5105h).
+    /// The host sets the secret value of its virtual CXL switch, once, as by Set Domain Validation SV (5105h).
     SetDomainSv {
-        /// The value.
+        /// The secret value.
         secret: [u8; 16],
     },
     /// The host writes memory.
     Write {
-        /// The first address.
+        /// The first address that is written.
         address: u64,
-        /// The bytes.
+        /// The bytes to write.
         bytes: Vec<u8>,
     },
 }

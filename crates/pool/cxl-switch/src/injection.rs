@@ -70,16 +70,16 @@ impl AnswerFailure {
 pub enum Injection {
     /// The next answers fail.
     Answer {
-        /// How.
+        /// How the answers fail.
         failure: AnswerFailure,
         /// Only answers to this command fail; None for answers to any command.
         opcode: Option<Opcode>,
-        /// How many.
+        /// How many answers fail.
         times: u32,
     },
     /// A device's port is congested.
     BackPressure {
-        /// Which device.
+        /// The number of the device.
         device: usize,
         /// The congestion, in per cent.
         percent: u8,
@@ -93,31 +93,31 @@ pub enum Injection {
     BackgroundStalls,
     /// A log of the switch is filled until a record is lost.
     EventOverflow {
-        /// The log.
+        /// The log that is filled.
         log: EventLog,
     },
     /// A device that was pulled out is put back.
     InsertDevice {
-        /// The device.
+        /// The number of the device that is put back.
         device: usize,
     },
     /// A port's link goes down and comes up again.
     LinkFlap {
-        /// Which port.
+        /// The port whose link goes down.
         port_id: u8,
         /// How long it is down; at most an hour.
         down_ns: u64,
     },
     /// A device sends an error message to its port.
     MldError {
-        /// Which port.
+        /// The port of the device.
         port_id: u8,
-        /// Which error.
+        /// The kind of the error.
         kind: ErrorKind,
     },
     /// A device is pulled out, whatever is bound to it. Its memory is lost.
     RemoveDevice {
-        /// The device.
+        /// The number of the device that is pulled out.
         device: usize,
     },
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes of a page.
+/// The unit in which memory is kept: the bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 /// Maximum number of written pages that one memory keeps: 16 MiB. The memory exists to show whose bytes are where, not
 /// to hold data.

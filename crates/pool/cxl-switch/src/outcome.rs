@@ -27,7 +27,7 @@ pub struct Reply {
     pub connection: u32,
     /// When to send it at the earliest, on the same clock as the step's argument.
     pub due_ns: u64,
-    /// The bytes.
+    /// The bytes of the message.
     pub bytes: Vec<u8>,
 }
 
@@ -36,9 +36,9 @@ pub struct Reply {
 pub struct Event {
     /// The device whose log it is; None for the switch.
     pub device: Option<usize>,
-    /// The log.
+    /// The log that the record belongs to.
     pub log: EventLog,
-    /// The record.
+    /// The record that was written or lost.
     pub record: EventRecord,
     /// True where the log was full, and the record was lost: its overflow flag is set.
     pub is_lost: bool,
@@ -52,110 +52,110 @@ pub enum Effect {
     AerGenerated {
         /// The virtual CXL switch.
         vcs_id: u8,
-        /// 0: its upstream port; from 1 on: its vPPBs.
+        /// The virtual switch's upstream port (0), or its vPPB with this number, counted from 1.
         instance: u8,
-        /// Which error: bit position, and severity in bit 31.
+        /// The error: its bit position, and its severity in bit 31.
         error: u32,
-        /// Header of the packet.
+        /// The header of the packet that had the error.
         tlp_header: [u8; 32],
     },
     /// A vPPB was bound.
     Bound {
         /// The virtual CXL switch.
         vcs_id: u8,
-        /// Its vPPB.
+        /// The vPPB in that switch.
         vppb_id: u8,
-        /// To this port.
+        /// The port that it was bound to.
         port_id: u8,
-        /// To this logical device; None for the whole port.
+        /// The logical device that it was bound to; None for the whole port.
         ld_id: Option<u8>,
     },
     /// Capacity no longer belongs to any host.
     CapacityFreed {
-        /// The device.
+        /// The device that has the capacity.
         device: usize,
-        /// The extent.
+        /// The extent that was freed.
         extent: Extent,
         /// True where its bytes are to be zeros.
         is_wiped: bool,
     },
     /// A host is offered capacity. It answers by [`HostAction::AnswerOffer`](crate::HostAction::AnswerOffer).
     CapacityOffered {
-        /// The device.
+        /// The device that has the capacity.
         device: usize,
         /// The host that gets it.
         host_id: u16,
-        /// The extents.
+        /// The extents that are offered.
         extents: Vec<Extent>,
     },
     /// A host is asked to release capacity. It answers by
     /// [`HostAction::ReleaseCapacity`](crate::HostAction::ReleaseCapacity).
     CapacityReleaseRequested {
-        /// The device.
+        /// The device that has the capacity.
         device: usize,
         /// The host that is asked.
         host_id: u16,
-        /// The extents.
+        /// The extents that are to be released.
         extents: Vec<Extent>,
     },
     /// Capacity was taken from a host by force.
     CapacityRevoked {
-        /// The device.
+        /// The device that has the capacity.
         device: usize,
         /// The host that has lost it.
         host_id: u16,
-        /// The extents.
+        /// The extents that were taken.
         extents: Vec<Extent>,
     },
     /// A device appeared at its ports, or disappeared from them.
     DevicePresence {
-        /// The device.
+        /// The device that appeared or disappeared.
         device: usize,
         /// True where it appeared.
         is_present: bool,
     },
     /// The switch interrupts the host of its mailbox: a log has records.
     Interrupted {
-        /// The log.
+        /// The log that has records.
         log: EventLog,
     },
     /// A logical device has more or less memory.
     LdResized {
-        /// The device.
+        /// The device of the logical device.
         device: usize,
-        /// The logical device.
+        /// The logical device that was resized.
         ld_id: u8,
         /// Its new size in bytes.
         bytes: u64,
     },
     /// The bytes of a logical device are to be zeros. An SLD is its own logical device 0.
     LdWiped {
-        /// The device.
+        /// The device of the logical device.
         device: usize,
-        /// The logical device.
+        /// The logical device that is wiped.
         ld_id: u8,
     },
     /// A port's PERST# was asserted or deasserted.
     PerstChanged {
-        /// Which port.
+        /// The port whose PERST# has changed.
         port_id: u8,
         /// True where it is asserted.
         is_asserted: bool,
     },
     /// A port's bridge was reset.
     PpbReset {
-        /// Which port.
+        /// The port whose bridge was reset.
         port_id: u8,
     },
     /// A vPPB was unbound.
     Unbound {
         /// The virtual CXL switch.
         vcs_id: u8,
-        /// Its vPPB.
+        /// The vPPB in that switch.
         vppb_id: u8,
-        /// From this port.
+        /// The port that it was unbound from.
         port_id: u8,
-        /// From this logical device; None for the whole port.
+        /// The logical device that it was unbound from; None for the whole port.
         ld_id: Option<u8>,
     },
 }
@@ -163,9 +163,9 @@ pub enum Effect {
 /// Why bytes get no answer: their sender does not speak the FM API, or not in the dialect of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// They have no header.
+    /// The bytes have no header.
     NoHeader(DecodeFailure),
-    /// They are a response.
+    /// The bytes are a response.
     NotARequest,
 }
 

@@ -38,7 +38,7 @@ const AER_ERROR: u32 = 1 << 31 | 0x1f;
 /// What a vPPB can be bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The port.
+    /// The port that it is bound to.
     pub port_id: u8,
     /// The logical device behind it; None for the whole port.
     pub ld_id: Option<u8>,
@@ -54,13 +54,13 @@ impl Target {
 /// The state of a vPPB, as the module draws it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VppbState {
-    /// A bind runs.
+    /// A bind to this target is under way.
     Binding(Target),
-    /// Bound.
+    /// The vPPB is bound to this target.
     Bound(Target),
-    /// Bound to nothing.
+    /// The vPPB is bound to nothing.
     Unbound,
-    /// An unbind runs.
+    /// An unbind from this target is under way.
     Unbinding(Target),
 }
 

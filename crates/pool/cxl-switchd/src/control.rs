@@ -21,7 +21,7 @@ use serde::Deserialize;
 use crate::args::Failure;
 use crate::server::Server;
 
-/// Bytes of a line.
+/// Maximum length of a line, in bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 /// How long a line may take to arrive. Testers are served one at a time, so an idle one must not stay for ever.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ const NS_PER_MS: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum How {
-    /// Busy (0006h), and nothing is carried out.
+    /// The answer is Busy (0006h), and nothing is carried out.
     Busy,
     /// The answer comes this much later.
     DelayMs(u64),
@@ -39,7 +39,7 @@ enum How {
     Drop,
     /// The answer comes twice.
     Duplicate,
-    /// This return code, and nothing is carried out.
+    /// The answer is this return code, and nothing is carried out.
     ReturnCode(u16),
     /// The answer is cut to this many bytes.
     Truncate(usize),
@@ -65,7 +65,7 @@ fn once() -> u32 {
     1
 }
 
-/// A line.
+/// What a line orders.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Command {

@@ -63,7 +63,7 @@ pub struct Peer {
     stream: Arc<dyn Stream>,
     outbox: SyncSender<Received>,
     admitted: Instant,
-    /// Whether a message of its has arrived.
+    /// Whether one of its messages has arrived.
     has_spoken: AtomicBool,
 }
 

@@ -27,24 +27,24 @@ pub struct Surroundings {
 pub enum Refusal {
     /// More containers than a pod has.
     Containers {
-        /// How many.
+        /// How many containers the request has.
         count: usize,
     },
-    /// No such device.
+    /// The resource has no such device.
     Device {
-        /// Its id, shortened.
+        /// The id of the device, shortened.
         id: String,
-        /// The resource.
+        /// The name of the resource.
         resource: String,
     },
     /// The volume cannot be opened now.
     NotOpen {
-        /// The volume.
+        /// The name of the volume.
         volume: String,
     },
     /// A path is not UTF-8, so it cannot be sent to kubelet.
     Path {
-        /// The path.
+        /// The path on the host.
         path: PathBuf,
     },
 }

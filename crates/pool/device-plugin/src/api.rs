@@ -35,7 +35,7 @@ pub struct DevicePluginOptions {
 /// A plug-in registers its resource.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RegisterRequest {
-    /// [`VERSION`].
+    /// The [`VERSION`] that the plug-in speaks.
     #[prost(string, tag = "1")]
     pub version: String,
     /// The name of the plug-in's socket, in the directory of kubelet's socket.
@@ -49,13 +49,13 @@ pub struct RegisterRequest {
     pub options: Option<DevicePluginOptions>,
 }
 
-/// One device.
+/// One device of a resource.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Device {
     /// Unique for the resource; 63 characters at most.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// [`HEALTHY`] or [`UNHEALTHY`].
+    /// Its health: [`HEALTHY`] or [`UNHEALTHY`].
     #[prost(string, tag = "2")]
     pub health: String,
 }
@@ -63,7 +63,7 @@ pub struct Device {
 /// All devices of a resource.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ListAndWatchResponse {
-    /// The devices.
+    /// All devices of the resource.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
 }
@@ -79,7 +79,7 @@ pub struct AllocateRequest {
 /// Which devices a container gets.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ContainerAllocateRequest {
-    /// Their ids.
+    /// The ids of the container's devices.
     #[prost(string, repeated, tag = "1")]
     pub devices_ids: Vec<String>,
 }
@@ -115,7 +115,7 @@ pub struct Mount {
     /// Where it is on the host.
     #[prost(string, tag = "2")]
     pub host_path: String,
-    /// `true`: the container cannot change it.
+    /// `true` if the container cannot change it.
     #[prost(bool, tag = "3")]
     pub read_only: bool,
 }
@@ -138,7 +138,7 @@ pub struct DeviceSpec {
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PreferredAllocationRequest {}
 
-/// As above.
+/// The answer to that request, without any preference.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PreferredAllocationResponse {}
 
@@ -146,7 +146,7 @@ pub struct PreferredAllocationResponse {}
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PreStartContainerRequest {}
 
-/// As above.
+/// The answer to that request.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PreStartContainerResponse {}
 

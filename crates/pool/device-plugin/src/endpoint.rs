@@ -42,7 +42,7 @@ const REQUEST_WAIT: Duration = Duration::from_secs(30);
 struct Identity {
     device: u64,
     inode: u64,
-    /// In nanoseconds. Needed because inode numbers are reused.
+    /// When the file was changed, in nanoseconds. Needed because inode numbers are reused.
     changed: i128,
 }
 
@@ -57,7 +57,7 @@ impl Identity {
 
 /// One resource's socket.
 pub struct Endpoint {
-    /// kubelet's directory.
+    /// The directory in which kubelet looks for plug-ins.
     directory: PathBuf,
     /// The socket's name there.
     name: String,

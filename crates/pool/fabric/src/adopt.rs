@@ -27,17 +27,17 @@ const ADOPTED: &str = "adopted-";
 pub enum NotAdopted {
     /// The source belongs to no pool.
     NoPool {
-        /// The source.
+        /// The source that no pool lists.
         source: Source,
     },
     /// The host belongs to no zone.
     NoZone {
-        /// The host.
+        /// The host that no zone lists.
         host: HostId,
     },
     /// Members of the volume are missing, or one of them is an LD whose switch has not yet reported its vPPB.
     Incomplete {
-        /// The volume.
+        /// The volume that lacks members.
         volume: VolumeId,
     },
 }

@@ -59,7 +59,7 @@ impl TryFrom<String> for Link {
     }
 }
 
-/// One record.
+/// One record of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -67,13 +67,13 @@ pub struct Record {
     pub sequence: u64,
     /// When it was written.
     pub at: Millis,
-    /// Who did it.
+    /// The account or program that did it.
     pub who: String,
     /// What was done, and how it ended.
     pub what: String,
     /// The hash of the record before.
     pub before: Link,
-    /// Its own hash.
+    /// The hash of this record.
     pub hash: Link,
 }
 

@@ -25,7 +25,7 @@ const UNITS: [(&str, u64); 6] =
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// Nothing.
+    /// No bytes.
     pub const ZERO: Bytes = Bytes(0);
 
     /// Returns this many GiB.

@@ -30,11 +30,11 @@ pub struct DeclaredVolume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Declaration {
-    /// Pools.
+    /// The declared pools, by name.
     pub pools: BTreeMap<PoolId, Pool>,
-    /// Zones.
+    /// The declared zones, by name.
     pub zones: BTreeMap<ZoneId, Zone>,
-    /// Volumes.
+    /// The declared volumes, by name.
     pub volumes: BTreeMap<VolumeName, DeclaredVolume>,
     /// Donors that are drained.
     pub draining: BTreeSet<DonorId>,

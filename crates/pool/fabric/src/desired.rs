@@ -37,9 +37,9 @@ pub const FORMAT: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pool {
-    /// Its donors.
+    /// The donors whose memory it consists of.
     pub donors: BTreeSet<DonorId>,
-    /// Its devices.
+    /// The devices whose memory it consists of.
     pub devices: BTreeSet<DeviceId>,
     /// How much more than its capacity may be promised, in percent: 0 promises no more. Applies to donors only.
     pub overcommit_percent: u16,
@@ -74,7 +74,7 @@ pub enum Why {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leaving {
-    /// The member.
+    /// The member that leaves.
     pub member: Member,
     /// The place that it had.
     pub place: Place,
@@ -84,7 +84,7 @@ pub struct Leaving {
     pub why: Why,
 }
 
-/// A volume.
+/// A volume as it is desired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Volume {
@@ -173,14 +173,14 @@ impl Volume {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Desired {
-    /// [`FORMAT`].
+    /// The [`FORMAT`] of the stored state.
     pub format: u32,
     /// Counts the changes. The store compares it with the stored version (compare-and-swap), under the writer's term.
     pub version: u64,
-    /// Pools.
+    /// The pools by name.
     #[serde(default)]
     pub pools: SharedMap<PoolId, Pool>,
-    /// Zones.
+    /// The zones by name.
     #[serde(default)]
     pub zones: SharedMap<ZoneId, Zone>,
     /// Volumes, including those that are released but not dropped yet.

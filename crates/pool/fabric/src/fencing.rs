@@ -25,7 +25,7 @@ pub struct Command {
     pub sequence: u64,
     /// The incarnation of the receiver that the sender knows.
     pub incarnation: Incarnation,
-    /// What to do.
+    /// The step that the receiver is to carry out.
     pub step: Step,
     /// The request that it is sent for, if it is sent for one. Nothing is decided by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

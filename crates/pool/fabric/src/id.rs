@@ -22,7 +22,7 @@ pub enum NotAName {
     Character {
         /// The name, with escapes for what is not ASCII.
         name: String,
-        /// The character.
+        /// The character that is not allowed.
         character: char,
     },
     /// The name has no characters.
@@ -193,11 +193,11 @@ impl From<VolumeId> for String {
 /// Where a vPPB is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VppbAddress {
-    /// The switch.
+    /// The switch that has it.
     pub switch: SwitchId,
     /// The virtual CXL switch on it.
     pub vcs_id: VcsId,
-    /// The vPPB in that.
+    /// The vPPB's number in the virtual CXL switch.
     pub vppb_id: VppbId,
 }
 

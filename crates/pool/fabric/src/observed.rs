@@ -31,7 +31,7 @@ pub enum Availability {
         /// When it was first missed.
         since: Millis,
     },
-    /// It answers.
+    /// It answers, and its report is current.
     #[default]
     Up,
 }
@@ -43,13 +43,13 @@ impl Availability {
     }
 }
 
-/// The state of a lease.
+/// The state of a lease at its donor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LeaseState {
     /// Lent to the holder of the token.
     Lent {
-        /// The token.
+        /// The token that the holder shows.
         token: Token,
     },
     /// Given back and wiped. The donor lists it until a `ForgetLease` step, and never grants it again.
@@ -69,7 +69,7 @@ pub struct LeaseReport {
     pub host: HostId,
     /// The total size of its slabs.
     pub bytes: Bytes,
-    /// Its state.
+    /// Whether it is lent, or how far its return is.
     pub state: LeaseState,
 }
 
@@ -85,7 +85,7 @@ pub struct DonorReport {
     pub term: Term,
     /// What it lends.
     pub capacity: Bytes,
-    /// Its leases.
+    /// What the donor has lent, by volume and member.
     pub leases: BTreeMap<VolumeId, BTreeMap<MemberId, LeaseReport>>,
 }
 
@@ -122,7 +122,7 @@ pub enum MemberState {
 pub struct MemberReport {
     /// The lease that the agent was ordered to use.
     pub lease: MemberLease,
-    /// Its state.
+    /// How far the agent is with the member.
     pub state: MemberState,
 }
 
@@ -133,11 +133,11 @@ pub struct VolumeReport {
     /// Its name in the pool when it was presented. `None` from an agent or a manager that does not know this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<VolumeName>,
-    /// Its redundancy.
+    /// How it survives the loss of members.
     pub redundancy: Redundancy,
     /// What programs see of it.
     pub presentation: Presentation,
-    /// Its members.
+    /// The members that the agent has, by id.
     pub members: BTreeMap<MemberId, MemberReport>,
 }
 
@@ -219,11 +219,11 @@ impl HostReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LdBinding {
-    /// A vPPB.
+    /// It is bound to this vPPB.
     Bound(VppbAddress),
     /// A bind or an unbind is under way.
     Busy,
-    /// Nothing.
+    /// It is bound to nothing.
     #[default]
     Unbound,
 }
@@ -234,14 +234,14 @@ pub enum LdBinding {
 pub enum Content {
     /// Perhaps a host's bytes.
     Used,
-    /// Zeros.
+    /// It holds only zeros.
     #[default]
     Wiped,
     /// It is being sanitized.
     Wiping,
 }
 
-/// A logical device.
+/// A logical device as its switch reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LdReport {
@@ -257,7 +257,7 @@ pub struct LdReport {
 pub struct DeviceReport {
     /// Whether its switch answers for it.
     pub availability: Availability,
-    /// Its LDs.
+    /// Its LDs, by id.
     pub lds: BTreeMap<LdId, LdReport>,
     /// Dynamic capacity that hosts have, by its tag: the volume and the member.
     pub extents: BTreeMap<VolumeId, BTreeMap<MemberId, ExtentReport>>,
@@ -267,7 +267,7 @@ pub struct DeviceReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtentReport {
-    /// Whose it is.
+    /// The host that has it.
     pub host: HostId,
     /// The total size of its extents.
     pub bytes: Bytes,
@@ -279,11 +279,11 @@ pub struct ExtentReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Observed {
-    /// Of donors.
+    /// The newest report of each donor.
     pub donors: SharedMap<DonorId, DonorReport>,
-    /// Of hosts.
+    /// The newest report of each host's agent.
     pub hosts: SharedMap<HostId, HostReport>,
-    /// Of devices.
+    /// The newest report of each device's switch.
     pub devices: SharedMap<DeviceId, DeviceReport>,
 }
 

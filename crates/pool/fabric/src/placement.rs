@@ -28,7 +28,7 @@ use capacity::{Domain, Found};
 /// A request for capacity.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// The volume.
+    /// The specification of the volume that needs it.
     pub spec: &'a VolumeSpec,
     /// How many bytes of it to place.
     pub bytes: Bytes,
@@ -39,7 +39,7 @@ pub struct Request<'a> {
 /// Where one member goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The source.
+    /// The source that takes the member.
     pub source: Source,
     /// What it gives: as much as was asked for, or all of an LD.
     pub bytes: Bytes,

@@ -183,19 +183,19 @@ pub enum NotApplied {
     Corrupt(Corrupt),
     /// A pool or a zone is still used by a volume, perhaps one that is released but not dropped yet.
     InUse {
-        /// Its name.
+        /// The name of the pool or the zone.
         name: String,
     },
     /// A pool or a zone lists a donor, a device or a host that the topology does not.
     NotInTopology {
-        /// What is listed.
+        /// The name of what is listed.
         name: String,
     },
     /// A change is refused.
     Refused {
         /// The change, as people read it.
         change: String,
-        /// Why.
+        /// Why the change is refused.
         refusal: Refusal,
     },
 }

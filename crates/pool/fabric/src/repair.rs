@@ -17,11 +17,11 @@ use crate::volume::{Member, Source, Span};
 /// A member that a repair could not replace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unrepaired {
-    /// The volume.
+    /// The volume that has the member.
     pub volume: VolumeId,
     /// The member that stays where it is.
     pub member: MemberId,
-    /// Why.
+    /// Why no replacement was found.
     pub refusal: Refusal,
 }
 

@@ -55,11 +55,11 @@ impl FaultDomain {
     pub const ALL: [FaultDomain; 3] = [FaultDomain::Host, FaultDomain::Enclosure, FaultDomain::Rack];
 }
 
-/// A chassis.
+/// A chassis with hosts, donors, switches or devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Enclosure {
-    /// Where it stands.
+    /// The rack in which it stands.
     pub rack: RackId,
 }
 
@@ -67,7 +67,7 @@ pub struct Enclosure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// What it is in.
+    /// The enclosure that it is in.
     pub enclosure: EnclosureId,
 }
 
@@ -75,7 +75,7 @@ pub struct Host {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Donor {
-    /// What it is in.
+    /// The enclosure that it is in.
     pub enclosure: EnclosureId,
     /// How far away its memory is from any host.
     pub class: LatencyClass,
@@ -89,10 +89,10 @@ pub struct Donor {
 pub enum Port {
     /// A downstream port, with a device or empty.
     Downstream {
-        /// The device.
+        /// The device at the port, if there is one.
         device: Option<DeviceId>,
     },
-    /// An upstream port.
+    /// An upstream port, which leads to a host.
     Upstream {
         /// The host whose root port it is connected to.
         host: HostId,
@@ -103,17 +103,17 @@ pub enum Port {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vcs {
-    /// The upstream port.
+    /// The upstream port through which its host sees it.
     pub upstream: PortId,
     /// The vPPBs to which LDs and ports are bound.
     pub vppbs: BTreeSet<VppbId>,
 }
 
-/// A CXL switch.
+/// A CXL switch with its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Switch {
-    /// What it is in.
+    /// The enclosure that it is in.
     pub enclosure: EnclosureId,
     /// Its physical ports.
     pub ports: BTreeMap<PortId, Port>,
@@ -132,14 +132,14 @@ pub enum DeviceKind {
         /// The unit in which it is added and released, a whole number of slabs.
         block: Bytes,
     },
-    /// LD by LD.
+    /// Each LD separately, to any host of its switch.
     Mld {
         /// What each LD holds.
         lds: BTreeMap<LdId, Bytes>,
     },
-    /// As a whole.
+    /// All of it, to one host.
     Sld {
-        /// What it holds.
+        /// How much memory the device has.
         capacity: Bytes,
     },
 }
@@ -148,7 +148,7 @@ pub enum DeviceKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// What it is in.
+    /// The enclosure that it is in.
     pub enclosure: EnclosureId,
     /// How its memory is handed out.
     pub kind: DeviceKind,
@@ -169,22 +169,22 @@ impl Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parts {
-    /// Chassis.
+    /// The enclosures, by name.
     pub enclosures: BTreeMap<EnclosureId, Enclosure>,
-    /// Hosts.
+    /// The hosts, by name.
     pub hosts: BTreeMap<HostId, Host>,
-    /// Donors.
+    /// The donors, by name.
     pub donors: BTreeMap<DonorId, Donor>,
-    /// Switches.
+    /// The switches, by name.
     pub switches: BTreeMap<SwitchId, Switch>,
-    /// Devices.
+    /// The devices, by name.
     pub devices: BTreeMap<DeviceId, Device>,
 }
 
 /// Where a device is plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The switch.
+    /// The switch that it is plugged into.
     pub switch: SwitchId,
     /// The downstream port.
     pub port_id: PortId,

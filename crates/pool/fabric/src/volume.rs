@@ -33,9 +33,9 @@ pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Redundancy {
-    /// Whole copies.
+    /// Each byte has several copies.
     Mirror {
-        /// How many.
+        /// How many copies there are.
         copies: u8,
     },
     /// None may be lost.
@@ -148,19 +148,19 @@ pub struct VolumeSpec {
 pub enum Source {
     /// In blocks of a device, which are added and released.
     DynamicCapacity {
-        /// The device.
+        /// The device that has the blocks.
         device: DeviceId,
     },
     /// In a logical device, which is bound and unbound.
     LogicalDevice {
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
     /// In slabs, which a donor lends.
     Slabs {
-        /// The donor.
+        /// The donor that lends the slabs.
         donor: DonorId,
     },
 }
@@ -202,7 +202,7 @@ pub struct Member {
     pub id: MemberId,
     /// Where its bytes are.
     pub source: Source,
-    /// How many bytes.
+    /// The size of its bytes.
     pub bytes: Bytes,
     /// The vPPB that an LD is bound to, chosen with the binding. Only for LDs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -213,7 +213,7 @@ pub struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// The span.
+    /// The span of the volume.
     pub span: SpanId,
     /// Which copy or shard of it.
     pub shard: u8,

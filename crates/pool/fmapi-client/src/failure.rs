@@ -13,11 +13,11 @@ use crate::transport::TransportFailure;
 /// A command that failed.
 #[derive(Debug)]
 pub struct Failure {
-    /// The peer.
+    /// The address of the peer.
     pub peer: String,
-    /// The command.
+    /// The opcode of the command.
     pub opcode: Opcode,
-    /// Why.
+    /// Why the command failed.
     pub cause: Cause,
     /// Whether it was carried out.
     pub effect: Effect,
@@ -26,7 +26,7 @@ pub struct Failure {
 /// Whether a command that failed was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It changed nothing.
+    /// It was not carried out, and changed nothing.
     NotCarriedOut,
     /// It may have been carried out, or may still be.
     Unknown,
@@ -45,12 +45,12 @@ pub enum Cause {
     BackgroundFailed(ReturnCode),
     /// The status is that of another command's background operation: another manager uses the peer.
     BackgroundForeign {
-        /// The other command.
+        /// The command that the status is about.
         found: Opcode,
     },
     /// The background operation has not ended in time.
     BackgroundUnfinished {
-        /// Its progress.
+        /// The progress of the operation.
         percent: u8,
         /// How long the client has waited.
         waited: Duration,
@@ -59,14 +59,14 @@ pub enum Cause {
     Busy {
         /// The last return code.
         code: ReturnCode,
-        /// How many attempts.
+        /// How many attempts there were.
         attempts: u32,
     },
     /// The answer cannot be decoded.
     Damaged(DecodeFailure),
     /// The answer can be decoded, and contradicts itself or the request.
     Inconsistent {
-        /// How.
+        /// How the answer contradicts itself or the request.
         what: String,
     },
     /// The command is known to crash the peer, and was not sent.
@@ -90,14 +90,14 @@ pub enum Cause {
     Refused(ReturnCode),
     /// The request is longer than the peer or the transport takes.
     TooLong {
-        /// Its bytes.
+        /// The length of the request.
         bytes: usize,
         /// Maximum number of bytes.
         bytes_max: usize,
     },
     /// The commands before it have taken so long that it was not sent.
     TooSlow,
-    /// The transport failed.
+    /// The transport did not carry the message.
     Transport(TransportFailure),
 }
 

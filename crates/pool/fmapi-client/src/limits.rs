@@ -8,9 +8,9 @@ use std::time::Duration;
 /// The bounds of a client's waits and retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// For a connection.
+    /// How long connecting may take.
     pub connect: Duration,
-    /// For the answer to one message. MCTP allows a peer 2 s (CXL 3.1, section 9.20.2), a mailbox 2 s (8.2.8.4).
+    /// How long the answer to one message may take. MCTP and mailboxes allow 2 s (CXL 3.1, 9.20.2 and 8.2.8.4).
     pub answer: Duration,
     /// The minimum pause between the answer to a command and the next command, for devices that need it.
     pub gap: Duration,
@@ -24,9 +24,9 @@ pub struct Limits {
     pub lost_retries: u32,
     /// How many messages may arrive that are not the awaited answer.
     pub strays: u32,
-    /// For a background operation.
+    /// How long a background operation may take.
     pub background: Duration,
-    /// Between two requests for its status.
+    /// The pause between two requests for its status.
     pub background_poll: Duration,
     /// How many requests read one list, piece by piece.
     pub pieces: u32,

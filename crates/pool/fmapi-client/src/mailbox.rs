@@ -63,9 +63,9 @@ pub trait Registers: Send {
 /// A register that cannot be accessed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisterFailure {
-    /// Its offset.
+    /// The offset of the register.
     pub offset: usize,
-    /// Why.
+    /// Why it cannot be accessed.
     pub why: String,
 }
 

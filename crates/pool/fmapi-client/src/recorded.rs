@@ -19,7 +19,7 @@ use crate::transport::{Transport, TransportFailure};
 
 /// Maximum number of messages in a trace: a check has a few hundred.
 const MESSAGES_MAX: usize = 1 << 16;
-/// As over TCP.
+/// The longest message, the same as over TCP.
 const MESSAGE_BYTES_MAX: usize = 8192;
 /// Maximum depth of nested tunnels: the second tunnel ends at a logical device.
 const TUNNELS_MAX: usize = 3;

@@ -15,7 +15,7 @@ use aquifer_sys::vfio::{VfioFailure, VfioWindow};
 
 use crate::mailbox::{RegisterFailure, Registers};
 
-/// The window of the mailbox.
+/// The number of the window that has the mailbox.
 const MAILBOX_WINDOW: u32 = 0;
 
 /// The registers behind a file.

@@ -18,22 +18,22 @@ pub use text::{Describer, TextTrace};
 /// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the client to the peer.
+    /// The client sent it to the peer.
     Sent,
-    /// From the peer: the answer.
+    /// The peer sent it, and it is the answer.
     Received,
-    /// From the peer: not the answer, so it was dropped.
+    /// The peer sent it, and it was dropped, because it is not the answer.
     Dropped,
 }
 
-/// One message.
+/// One message on its way between client and peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Traced<'a> {
     /// The time since 1970 in UTC.
     pub unix: Duration,
     /// The peer's address.
     pub peer: &'a str,
-    /// Its direction.
+    /// Whether it was sent, received or dropped.
     pub direction: Direction,
     /// Its MCTP message type; None over a mailbox, which has none.
     pub kind: Option<MessageType>,
@@ -43,7 +43,7 @@ pub struct Traced<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Receives every message.
+/// Receives every message that a client sends or gets.
 pub trait Trace: Send {
     /// Records a message. A trace that cannot be written does not keep commands from being carried out.
     fn record(&mut self, message: &Traced<'_>);

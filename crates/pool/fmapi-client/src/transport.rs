@@ -43,7 +43,7 @@ pub enum TransportFailure {
         /// The name of the dialect.
         name: &'static str,
     },
-    /// The kernel refused.
+    /// The kernel refused a call.
     Io {
         /// What was being done.
         doing: &'static str,

@@ -28,7 +28,7 @@ use crate::opcode::Opcode;
 pub enum CategoryBits {
     /// Bits 3:0, as CXL 3.1 figure 7-19 has it.
     Low,
-    /// Bits 7:4.
+    /// Bits 7:4 of the byte.
     High,
 }
 
@@ -46,27 +46,27 @@ pub enum LengthBits {
 pub struct Dialect {
     /// The name of the peer, for traces.
     pub name: &'static str,
-    /// See the table.
+    /// Where the category is; see the table.
     pub category: CategoryBits,
-    /// See the table.
+    /// Where the background flag and the high bits of the length are; see the table.
     pub length: LengthBits,
-    /// See the table.
+    /// Whether LD memory requests have 15 bytes before their data, and not 16; see the table.
     pub ld_memory_request_is_short: bool,
-    /// See the table.
+    /// Whether a tunnelled message has its type before it; see the table.
     pub tunnel_has_message_type: bool,
-    /// See the table.
+    /// Whether Identify Switch Device's answer is longer than its fields; see the table.
     pub switch_identity_is_padded: bool,
-    /// See the table.
+    /// Whether lists of ports are padded to 256 bytes; see the table.
     pub port_list_is_padded: bool,
-    /// See the table.
+    /// Whether answers have opcode 0; see the table.
     pub answers_with_opcode_zero: bool,
-    /// See the table.
+    /// Whether the event interrupt policy has four bytes, and not five; see the table.
     pub interrupt_policy_is_short: bool,
-    /// See the table.
+    /// Whether a second logical device of a port cannot be bound; see the table.
     pub binds_one_ld_of_a_port: bool,
-    /// See the table.
+    /// Whether Get Host DC Region Configuration's answer always has eight regions; see the table.
     pub host_regions_are_padded: bool,
-    /// See the table.
+    /// Whether Set MCTP Event Interrupt Policy's answer is empty; see the table.
     pub mctp_policy_is_not_echoed: bool,
     /// How long the peer needs after Physical Port Control (5102h) before it takes another command, in milliseconds.
     pub port_control_gap_ms: u16,
@@ -81,7 +81,7 @@ pub struct IdentifyAnswer<'a> {
     pub opcode: Opcode,
     /// The first byte of the answer.
     pub first_byte: u8,
-    /// The payload.
+    /// The payload of the answer.
     pub payload: &'a [u8],
 }
 
@@ -126,7 +126,7 @@ impl Dialect {
         ..Self::STANDARD
     };
 
-    /// OpenCIS.
+    /// OpenCIS's switch and fabric manager.
     pub const OPENCIS: Self =
         Self { name: "OpenCIS", port_list_is_padded: true, answers_with_opcode_zero: true, ..Self::STANDARD };
 
@@ -148,7 +148,7 @@ impl Dialect {
         ALL.iter().find(|dialect| dialect.name.eq_ignore_ascii_case(name))
     }
 
-    /// All dialects.
+    /// All dialects that this crate knows.
     pub const ALL: [Self; 5] = [Self::STANDARD, Self::QEMU, Self::LIBCXLMI, Self::OPENCIS, Self::JACKRABBIT];
 
     /// Chooses the dialect of the peer that answered Identify.

@@ -18,7 +18,7 @@ payload! {
 payload! {
     /// Get DCD Info (5600h), response.
     pub struct DcdCapabilities {
-        /// Hosts.
+        /// The number of hosts.
         pub hosts: u8;
         /// Maximum number of regions for each host.
         pub regions: u8, reserved 2;
@@ -37,16 +37,16 @@ payload! {
 payload! {
     /// Get Host DC Region Configuration (5601h), request.
     pub struct GetHostDcRegions {
-        /// The host.
+        /// The number of the host.
         pub host_id: u16;
         /// The number of regions.
         pub count: u8;
-        /// The first region.
+        /// The first region to list.
         pub first_region: u8;
     }
 }
 payload! {
-    /// One region, 40 bytes.
+    /// One region of a device, 40 bytes.
     pub struct DcRegion {
         /// Its first address of the device.
         pub base: u64;
@@ -54,9 +54,9 @@ payload! {
         pub decode_length: u64;
         /// Its length in bytes.
         pub length: u64;
-        /// Bytes of a block.
+        /// The size of a block, in bytes.
         pub block_bytes: u64;
-        /// What it supports.
+        /// Bits that say what it supports.
         pub flags: u8, reserved 3;
         /// Whether what is released is sanitised.
         pub sanitize_on_release: u8, reserved 3;
@@ -67,9 +67,9 @@ payload! {
 /// whatever their count says, 340 bytes in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDcRegions {
-    /// The host.
+    /// The number of the host.
     pub host_id: u16,
-    /// Regions in all.
+    /// How many regions the device has in total.
     pub region_count: u8,
     /// Those that were asked for, at most [`REGIONS_MAX`].
     pub regions: Vec<DcRegion>,
@@ -106,7 +106,7 @@ impl Payload for HostDcRegions {
 }
 
 impl DcRegion {
-    /// Bytes of one.
+    /// The length of one region.
     const BYTES: usize = 40;
 }
 
@@ -116,9 +116,9 @@ const ROOM_BYTES: usize = 16;
 payload! {
     /// Set DC Region Configuration (5602h), request.
     pub struct SetDcRegion {
-        /// Which region.
+        /// The number of the region.
         pub region_id: u8, reserved 3;
-        /// Bytes of a block.
+        /// The new size of a block, in bytes.
         pub block_bytes: u64;
         /// Whether what is released is sanitised.
         pub sanitize_on_release: u8, reserved 3;
@@ -127,16 +127,16 @@ payload! {
 payload! {
     /// Get DC Region Extent Lists (5603h), request.
     pub struct GetDcExtentLists {
-        /// The host.
+        /// The number of the host.
         pub host_id: u16, reserved 2;
         /// The number of extents.
         pub count: u32;
-        /// The first extent.
+        /// The first extent to list.
         pub first_extent: u32;
     }
 }
 payload! {
-    /// One extent, 40 bytes.
+    /// One extent of capacity, 40 bytes.
     pub struct Extent {
         /// Its first address of the device.
         pub start: u64;
@@ -152,15 +152,15 @@ payload! {
 /// Get DC Region Extent Lists (5603h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DcExtentLists {
-    /// The host.
+    /// The number of the host.
     pub host_id: u16,
-    /// The first that is listed.
+    /// The first extent that is listed.
     pub first_extent: u32,
-    /// Extents in all.
+    /// How many extents there are in total.
     pub total: u32,
     /// Changes whenever the list does.
     pub generation: u32,
-    /// Those that are listed.
+    /// The extents that are listed.
     pub extents: Vec<Extent>,
 }
 
@@ -185,20 +185,20 @@ impl Payload for DcExtentLists {
 
 /// How a device chooses the extents that it adds.
 pub mod add_policy {
-    /// Any that are free.
+    /// Any extents that are free.
     pub const FREE: u8 = 0;
-    /// One that is contiguous.
+    /// One extent that is contiguous.
     pub const CONTIGUOUS: u8 = 1;
-    /// Those that the request lists.
+    /// The extents that the request lists.
     pub const PRESCRIPTIVE: u8 = 2;
-    /// Those that have the tag already, for another host.
+    /// The extents that have the tag already, for another host.
     pub const ENABLE_SHARED_ACCESS: u8 = 3;
 }
 
 /// Initiate Dynamic Capacity Add (5604h), request. The host answers it, later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitiateDcAdd {
-    /// The host.
+    /// The number of the host.
     pub host_id: u16,
     /// One of [`add_policy`].
     pub policy: u8,
@@ -215,7 +215,7 @@ pub struct InitiateDcAdd {
 /// Initiate Dynamic Capacity Release (5605h), request. The host answers it, later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitiateDcRelease {
-    /// The host.
+    /// The number of the host.
     pub host_id: u16,
     /// Bits 3:0 policy (0 by tag, 1 those that are listed), bit 4 by force, bit 5 sanitise.
     pub flags: u8,
@@ -274,30 +274,30 @@ payload! {
     /// Dynamic Capacity Add Reference (5606h), request: capacity with the tag is not sanitised while the manager refers
     /// to it.
     pub struct DcAddReference {
-        /// The tag.
+        /// The tag to which a reference is added.
         pub tag: [u8; 16];
     }
 }
 payload! {
     /// Dynamic Capacity Remove Reference (5607h), request.
     pub struct DcRemoveReference {
-        /// The tag.
+        /// The tag whose reference is removed.
         pub tag: [u8; 16];
     }
 }
 payload! {
     /// Dynamic Capacity List Tags (5608h), request.
     pub struct DcListTags {
-        /// The first tag.
+        /// The first tag to list.
         pub first: u32;
         /// Maximum number of tags to list.
         pub count: u32;
     }
 }
 payload! {
-    /// One tag, 84 bytes.
+    /// One tag and who has it, 84 bytes.
     pub struct DcTag {
-        /// The tag.
+        /// The bytes of the tag.
         pub tag: [u8; 16];
         /// Bit 0: the fabric manager refers to it.
         pub flags: u8, reserved 3;
@@ -313,11 +313,11 @@ payload! {
 pub struct DcTags {
     /// Changes whenever the list does.
     pub generation: u32,
-    /// Tags in all.
+    /// How many tags there are in total.
     pub total: u32,
     /// Which of the bit maps are valid.
     pub validity: u8,
-    /// Those that are listed.
+    /// The tags that are listed.
     pub tags: Vec<DcTag>,
 }
 

@@ -12,20 +12,20 @@ pub const EVENT_DATA_BYTES: usize = 80;
 field_enum! {
     /// The log that a record is in, by severity.
     pub enum EventLog {
-        /// Informational.
+        /// The log of informational records.
         Informational = 0,
-        /// Warning.
+        /// The log of warnings.
         Warning = 1,
-        /// Failure.
+        /// The log of failures.
         Failure = 2,
-        /// Fatal.
+        /// The log of fatal errors.
         Fatal = 3,
-        /// Dynamic capacity.
+        /// The log of dynamic capacity.
         DynamicCapacity = 4,
     }
 }
 
-/// An event record, 128 bytes. CXL 3.2, table 8-55.
+/// An event record of 128 bytes (CXL 3.2, table 8-55).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     /// The kind of record, as a UUID in the order in which its bytes are sent.
@@ -36,13 +36,13 @@ pub struct EventRecord {
     pub flags: u32,
     /// The number by which it is cleared.
     pub handle: u16,
-    /// Another record that belongs to it; 0: none.
+    /// The handle of another record that belongs to it; 0 if there is none.
     pub related_handle: u16,
     /// Nanoseconds since 1970 in UTC; 0 where the device has no time.
     pub unix_ns: u64,
     /// Class of the maintenance that it asks for.
     pub maintenance_class: u8,
-    /// Its subclass.
+    /// Subclass of the maintenance that it asks for.
     pub maintenance_subclass: u8,
     /// The logical device that it is about.
     pub ld_id: u16,
@@ -94,7 +94,7 @@ impl Payload for EventRecord {
 payload! {
     /// Get Event Records (0100h), request.
     pub struct GetEventRecords {
-        /// Which log.
+        /// The log to read.
         pub log: EventLog;
     }
 }
@@ -110,7 +110,7 @@ pub struct EventRecords {
     pub overflow_first_ns: u64,
     /// When the last was lost.
     pub overflow_last_ns: u64,
-    /// The records.
+    /// The records, the oldest first.
     pub records: Vec<EventRecord>,
 }
 
@@ -152,11 +152,11 @@ impl Payload for EventRecords {
 /// Clear Event Records (0101h), request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClearEventRecords {
-    /// Which log.
+    /// The log to clear.
     pub log: EventLog,
     /// Bit 0: clear all records.
     pub flags: u8,
-    /// Those to clear.
+    /// The handles of the records to clear.
     pub handles: Vec<u16>,
 }
 
@@ -184,9 +184,9 @@ payload! {
 /// How a device interrupts: a setting for each log. Four bytes in CXL 2.0, five since 3.0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventInterruptPolicy {
-    /// Informational, warning, failure, fatal.
+    /// The settings of the logs of informational records, warnings, failures and fatal errors.
     pub settings: [u8; 4],
-    /// Dynamic capacity; None where the device has no such log.
+    /// The setting of the log of dynamic capacity; None where the device has no such log.
     pub dynamic_capacity: Option<u8>,
 }
 
@@ -237,14 +237,14 @@ payload! {
 payload! {
     /// Set MCTP Event Interrupt Policy (0105h), request.
     pub struct SetMctpEventPolicy {
-        /// As in the response.
+        /// The events to notify of, as in the response.
         pub events: u16;
     }
 }
 /// Set MCTP Event Interrupt Policy (0105h), response: the policy that now applies, or nothing in a dialect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NewMctpEventPolicy {
-    /// As in [`MctpEventPolicy`].
+    /// The events that are notified of, as in [`MctpEventPolicy`].
     pub events: Option<u16>,
 }
 

@@ -30,7 +30,7 @@ field_enum! {
 /// An event of a physical port (77cf9271-9c02-470b-9fe4-bc7b75f2da97).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortEvent {
-    /// What happened.
+    /// What happened to the port.
     pub kind: PortEventKind,
     /// The slot status register.
     pub slot_status: u16,
@@ -80,9 +80,9 @@ payload! {
     pub struct VppbEvent {
         /// The virtual CXL switch.
         pub vcs_id: u8;
-        /// Its vPPB.
+        /// The vPPB's number in that switch.
         pub vppb_id: u8;
-        /// What happened.
+        /// What happened to the vPPB.
         pub kind: VppbEventKind;
         /// What the vPPB is bound to after the event. The link and slot control registers that follow it are not kept.
         pub vppb: Vppb;
@@ -91,11 +91,11 @@ payload! {
 field_enum! {
     /// The kind of error message that a device with multiple logical devices has sent.
     pub enum ErrorKind {
-        /// Correctable.
+        /// The error is correctable.
         Correctable = 0,
-        /// Not fatal.
+        /// The error is uncorrectable, but not fatal.
         NonFatal = 1,
-        /// Fatal.
+        /// The error is fatal.
         Fatal = 2,
     }
 }
@@ -130,17 +130,17 @@ field_enum! {
 payload! {
     /// An event of dynamic capacity (ca95afa7-f183-4018-8c2f-95268e101a2a).
     pub struct CapacityEvent {
-        /// What happened.
+        /// What happened to the capacity.
         pub kind: CapacityEventKind;
         /// Which fields are valid: bit 0 for `extents_free` and `tags_free`.
         pub validity: u8;
-        /// The host.
+        /// The number of the host.
         pub host_id: u16;
         /// The region whose configuration was updated.
         pub region_id: u8;
         /// Bit 0: more records belong to the same offer.
         pub flags: u8, reserved 2;
-        /// Which capacity.
+        /// The extent that it happened to.
         pub extent: Extent, reserved 24;
         /// Extents that the device can still hold.
         pub extents_free: u32;
@@ -152,13 +152,13 @@ payload! {
 /// What a record says, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventData {
-    /// Of dynamic capacity.
+    /// The record is about dynamic capacity.
     Capacity(CapacityEvent),
-    /// Of a port with multiple logical devices.
+    /// The record is about a port with multiple logical devices.
     MldPort(MldPortEvent),
-    /// Of a physical port.
+    /// The record is about a physical port.
     Port(PortEvent),
-    /// Of a vPPB.
+    /// The record is about a vPPB.
     Vppb(VppbEvent),
 }
 

@@ -15,16 +15,16 @@ pub enum DecodeFailure {
     LengthDiffers {
         /// What the header says.
         said: usize,
-        /// What follows it.
+        /// The length of the bytes that follow it.
         found: usize,
     },
     /// A field would end after the last byte.
     Short {
         /// Offset of the field.
         at: usize,
-        /// Its bytes.
+        /// The length of the field.
         wanted: usize,
-        /// What is left.
+        /// How many bytes are left.
         found: usize,
     },
     /// Bytes are left after the last field.
@@ -40,9 +40,9 @@ pub enum DecodeFailure {
     Value {
         /// Offset after the field.
         at: usize,
-        /// Its name.
+        /// The name of the field.
         field: &'static str,
-        /// What it says.
+        /// The value that it has.
         value: u64,
     },
 }
@@ -83,16 +83,16 @@ pub enum ResponseFailure {
     Category,
     /// It answers another opcode.
     Opcode {
-        /// Of the request.
+        /// The opcode of the request.
         sent: Opcode,
-        /// Of the message.
+        /// The opcode of the message.
         found: Opcode,
     },
     /// It answers another request.
     Tag {
-        /// Of the request.
+        /// The tag of the request.
         sent: u8,
-        /// Of the message.
+        /// The tag of the message.
         found: u8,
     },
 }

@@ -62,9 +62,9 @@ payload! {
 field_enum! {
     /// What a component is.
     pub enum ComponentType {
-        /// A switch.
+        /// A switch, with its ports.
         Switch = 0,
-        /// A memory device.
+        /// A memory device of type 3.
         Type3 = 3,
     }
 }
@@ -72,15 +72,15 @@ field_enum! {
 /// Identify (0001h), response, 18 bytes; 17 in CXL 2.0, which has no component type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// PCI vendor.
+    /// The PCI vendor number.
     pub vendor_id: u16,
-    /// PCI device.
+    /// The PCI device number.
     pub device_id: u16,
-    /// PCI subsystem vendor.
+    /// The PCI vendor number of the subsystem.
     pub subsystem_vendor_id: u16,
-    /// PCI subsystem.
+    /// The PCI device number of the subsystem.
     pub subsystem_id: u16,
-    /// Serial number.
+    /// The serial number of the component.
     pub serial_number: u64,
     /// The longest message that it takes is two to the power of this, in bytes.
     pub message_limit_log2: u8,
@@ -121,9 +121,9 @@ pub struct BackgroundStatus {
     pub is_running: bool,
     /// How much of it is done, 0 to 100. The return code and the vendor's status are valid only at 100.
     pub percent: u8,
-    /// Its opcode.
+    /// The opcode of the command that started it.
     pub opcode: u16,
-    /// How it ended.
+    /// The return code with which it ended.
     pub return_code: u16,
     /// The vendor's extended status.
     pub vendor_status: u16,

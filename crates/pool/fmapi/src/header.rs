@@ -21,7 +21,7 @@ use crate::failure::DecodeFailure;
 use crate::opcode::Opcode;
 use crate::return_code::ReturnCode;
 
-/// Bytes of a header.
+/// The length of a header, in bytes.
 pub const HEADER_BYTES: usize = 12;
 /// The longest payload whose length fits in 21 bits.
 pub const PAYLOAD_BYTES_MAX: usize = (1 << 21) - 1;
@@ -29,20 +29,20 @@ pub const PAYLOAD_BYTES_MAX: usize = (1 << 21) - 1;
 /// Whether a message asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Category {
-    /// It asks.
+    /// The message asks.
     Request,
-    /// It answers.
+    /// The message answers.
     Response,
 }
 
 /// The header of a CCI message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Request or response.
+    /// Whether the message asks or answers.
     pub category: Category,
     /// Chosen by the request; the response repeats it.
     pub tag: u8,
-    /// The command.
+    /// The opcode of the command.
     pub opcode: Opcode,
     /// Bytes after the header.
     pub payload_bytes: u32,

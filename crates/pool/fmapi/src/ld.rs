@@ -34,11 +34,11 @@ payload! {
 field_enum! {
     /// The unit of an allocation.
     pub enum Granularity {
-        /// 256 MiB.
+        /// The unit is 256 MiB.
         Mib256 = 0,
-        /// 512 MiB.
+        /// The unit is 512 MiB.
         Mib512 = 1,
-        /// 1 GiB.
+        /// The unit is 1 GiB.
         Gib1 = 2,
     }
 }
@@ -58,9 +58,9 @@ impl Granularity {
 payload! {
     /// What one logical device has, 16 bytes, in units of the granularity.
     pub struct LdAllocation {
-        /// Of the first range.
+        /// How much of the first range it has.
         pub range_1: u64;
-        /// Of the second range.
+        /// How much of the second range it has.
         pub range_2: u64;
     }
 }
@@ -68,9 +68,9 @@ payload! {
 /// Get LD Allocations (5401h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LdAllocations {
-    /// Logical devices in all.
+    /// How many logical devices there are in total.
     pub ld_count: u8,
-    /// The unit.
+    /// The unit of the allocations.
     pub granularity: Granularity,
     /// The first that is listed.
     pub first_ld_id: u8,

@@ -15,9 +15,9 @@ payload! {
 payload! {
     /// A log that a peer has.
     pub struct SupportedLog {
-        /// Which log.
+        /// The UUID of the log.
         pub uuid: [u8; 16];
-        /// Its length.
+        /// The length of the log, in bytes.
         pub log_bytes: u32;
     }
 }
@@ -46,7 +46,7 @@ impl Payload for SupportedLogs {
 payload! {
     /// Get Log (0401h), request.
     pub struct GetLog {
-        /// Which log.
+        /// The UUID of the log to read.
         pub uuid: [u8; 16];
         /// Offset of the first byte.
         pub offset: u32;
@@ -58,7 +58,7 @@ payload! {
 /// Get Log (0401h), response: as many bytes of the log as were asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogBytes {
-    /// The bytes.
+    /// The bytes of the log.
     pub bytes: Vec<u8>,
 }
 
@@ -106,7 +106,7 @@ impl LogBytes {
 payload! {
     /// Get Log Capabilities (0402h), request.
     pub struct GetLogCapabilities {
-        /// Which log.
+        /// The UUID of the log.
         pub uuid: [u8; 16];
     }
 }

@@ -31,7 +31,7 @@ const START: u8 = 1 << 7;
 /// The number of tags. One message for each tag may be under way.
 const TAGS: usize = 8;
 
-/// The type of a message.
+/// The MCTP type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageType {
     /// The FM API, DSP0324.
@@ -63,13 +63,13 @@ impl MessageType {
 /// A message and how it arrived, so that its answer can go back the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What it is.
+    /// The MCTP type of the message.
     pub kind: MessageType,
     /// The endpoint that it is for.
     pub to: u8,
     /// The endpoint that sends it.
     pub from: u8,
-    /// Its tag.
+    /// The tag that an answer repeats.
     pub tag: u8,
     /// True for a request.
     pub is_owner: bool,

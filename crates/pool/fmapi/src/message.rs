@@ -17,7 +17,7 @@ use crate::return_code::ReturnCode;
 pub struct Message {
     /// Its header; `payload_bytes` is the payload's length.
     pub header: Header,
-    /// Its payload.
+    /// The bytes after the header.
     pub payload: Vec<u8>,
 }
 

@@ -19,9 +19,9 @@ payload! {
 /// Get Multi-Headed Info (5500h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadMap {
-    /// Logical devices in all.
+    /// How many logical devices there are in total.
     pub ld_count: u8,
-    /// Heads.
+    /// How many heads the device has.
     pub head_count: u8,
     /// The first logical device that is listed.
     pub first_ld_id: u8,
@@ -56,16 +56,16 @@ impl Payload for HeadMap {
 payload! {
     /// Get Head Info (5501h), request.
     pub struct GetHeads {
-        /// From this head on.
+        /// The first head to list.
         pub first_head: u8;
         /// The number of heads.
         pub count: u8;
     }
 }
 payload! {
-    /// One head, 9 bytes.
+    /// The state of one head, 9 bytes.
     pub struct Head {
-        /// Its port.
+        /// The switch's port that it is at.
         pub port_id: u8;
         /// Width of the link at most and now, speeds, the highest, and the current one: as the device packs them.
         pub link: [u8; 5];
@@ -81,7 +81,7 @@ payload! {
 /// Get Head Info (5501h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
-    /// Those that were asked for.
+    /// The heads that were asked for.
     pub heads: Vec<Head>,
 }
 

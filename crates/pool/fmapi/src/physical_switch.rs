@@ -18,9 +18,9 @@ payload! {
     pub struct SwitchIdentity {
         /// The port by which the request came.
         pub ingress_port_id: u8, reserved 1;
-        /// Physical ports.
+        /// How many physical ports the switch has.
         pub physical_ports: u8;
-        /// Virtual CXL switches.
+        /// How many virtual CXL switches the switch has.
         pub virtual_switches: u8;
         /// A bit for each active port.
         pub active_ports: [u8; 32];
@@ -28,7 +28,7 @@ payload! {
         pub active_virtual_switches: [u8; 32];
         /// The total number of vPPBs.
         pub vppbs_total: u16;
-        /// Those that are bound.
+        /// How many vPPBs are bound.
         pub vppbs_active: u16;
         /// HDM decoders of an upstream port.
         pub hdm_decoders_per_usp: u8;
@@ -71,17 +71,17 @@ impl Payload for GetPortStates {
 field_enum! {
     /// What a port is configured as; four bits of its byte.
     pub enum PortState {
-        /// Disabled.
+        /// The port is disabled.
         Disabled = 0,
         /// A bind is under way.
         BindInProgress = 1,
         /// An unbind is under way.
         UnbindInProgress = 2,
-        /// A downstream port.
+        /// The port leads to a device.
         Downstream = 3,
-        /// An upstream port.
+        /// The port leads to a host.
         Upstream = 4,
-        /// A fabric link.
+        /// The port leads to another switch of the fabric.
         FabricLink = 5,
         /// There is no such port.
         Invalid = 0xf,
@@ -90,7 +90,7 @@ field_enum! {
 field_enum! {
     /// How the connected device speaks CXL; four bits of its byte.
     pub enum DeviceMode {
-        /// Not CXL, or nothing is connected.
+        /// The device does not speak CXL, or nothing is connected.
         NotCxl = 0,
         /// A restricted CXL device, CXL 1.1.
         Rcd = 1,
@@ -105,11 +105,11 @@ field_enum! {
     }
 }
 field_enum! {
-    /// What is connected.
+    /// The kind of the connected device.
     pub enum DeviceType {
-        /// Nothing.
+        /// Nothing is connected.
         None = 0,
-        /// A PCIe device.
+        /// A PCIe device without CXL.
         Pcie = 1,
         /// An accelerator with a cache.
         Type1 = 2,
@@ -119,7 +119,7 @@ field_enum! {
         Type3Sld = 4,
         /// Memory, multiple logical devices.
         Type3Mld = 5,
-        /// A switch.
+        /// Another switch.
         Switch = 6,
     }
 }
@@ -154,27 +154,27 @@ field_enum! {
 payload! {
     /// The state of one port, 16 bytes.
     pub struct PortStatus {
-        /// Which port.
+        /// The number of the port.
         pub port_id: u8;
         /// What it is configured as.
         pub state: PortState;
         /// How the connected device speaks CXL.
         pub device_mode: DeviceMode, reserved 1;
-        /// What is connected.
+        /// The kind of the connected device.
         pub device_type: DeviceType;
         /// A bit for each CXL mode that the port supports: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
         pub supported_modes: u8;
         /// Maximum number of lanes.
         pub link_width_max: u8;
-        /// Lanes in use.
+        /// The number of lanes in use.
         pub link_width: u8;
         /// A bit for each speed.
         pub supported_speeds: u8;
-        /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
+        /// The code of the highest speed, 1 to 6, for 2.5, 5, 8, 16, 32 and 64 GT/s.
         pub link_speed_max: u8;
         /// The speed in use, in the same code.
         pub link_speed: u8;
-        /// State of the link.
+        /// The state of the link's training.
         pub link_state: LinkState;
         /// Number of the first lane in use.
         pub first_lane: u8;
@@ -209,11 +209,11 @@ impl Payload for PortStates {
 field_enum! {
     /// What is to be done to a port.
     pub enum PortOperation {
-        /// Assert PERST#.
+        /// Asserts PERST#.
         AssertPerst = 0,
-        /// Deassert PERST#.
+        /// Deasserts PERST#.
         DeassertPerst = 1,
-        /// Reset the bridge.
+        /// Resets the port's bridge.
         ResetPpb = 2,
     }
 }
@@ -221,9 +221,9 @@ field_enum! {
 payload! {
     /// Physical Port Control (5102h), request.
     pub struct PortControl {
-        /// Which port.
+        /// The number of the port.
         pub port_id: u8;
-        /// What to do.
+        /// What is done to the port.
         pub operation: PortOperation;
     }
 }
@@ -231,11 +231,11 @@ payload! {
 /// Send PPB CXL.io Configuration Request (5103h), request, 8 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PpbConfigurationRequest {
-    /// Which port.
+    /// The number of the port.
     pub port_id: u8,
     /// The access to its configuration space.
     pub access: ConfigurationAccess,
-    /// What is written.
+    /// The value that is written.
     pub data: u32,
 }
 
@@ -256,9 +256,9 @@ impl Payload for PpbConfigurationRequest {
 pub struct ConfigurationAccess {
     /// Number of the register, in double words: eight bits, and four of the extended number above them.
     pub register: u16,
-    /// Which of its four bytes.
+    /// A bit for each of its four bytes that is accessed.
     pub byte_enables: u8,
-    /// True to write.
+    /// True to write, false to read.
     pub is_write: bool,
 }
 
@@ -280,7 +280,7 @@ impl Payload for ConfigurationAccess {
 payload! {
     /// What a configuration request returns.
     pub struct ReturnData {
-        /// What was read.
+        /// The value that was read.
         pub data: u32;
     }
 }
@@ -291,35 +291,35 @@ payload! {
 payload! {
     /// Whether a secret value for domain validation is set.
     pub struct SvState {
-        /// 0: not set; 1: set.
+        /// Whether it is set (1) or not (0).
         pub state: u8;
     }
 }
 payload! {
     /// Set Domain Validation SV (5105h), request.
     pub struct SetDomainSv {
-        /// The secret value.
+        /// The secret value to set.
         pub secret: [u8; 16];
     }
 }
 payload! {
     /// Get VCS Domain Validation SV State (5106h), request.
     pub struct GetVcsDomainSvState {
-        /// Which virtual CXL switch.
+        /// The number of the virtual CXL switch.
         pub vcs_id: u8;
     }
 }
 payload! {
     /// Get Domain Validation SV (5107h), request.
     pub struct GetDomainSv {
-        /// Which virtual CXL switch.
+        /// The number of the virtual CXL switch.
         pub vcs_id: u8;
     }
 }
 payload! {
     /// Get Domain Validation SV (5107h), response.
     pub struct DomainSv {
-        /// The secret value.
+        /// The secret value that is set.
         pub secret: [u8; 16];
     }
 }

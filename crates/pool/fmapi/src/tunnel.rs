@@ -93,13 +93,13 @@ fn message(input: &mut Reader<'_>, bytes: u16) -> Result<Vec<u8>, DecodeFailure>
 /// Send LD CXL.io Configuration Request (5301h), request, 12 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LdConfigurationRequest {
-    /// Which port.
+    /// The number of the port.
     pub port_id: u8,
     /// The access to the configuration space.
     pub access: ConfigurationAccess,
-    /// The logical device.
+    /// The number of the logical device.
     pub ld_id: u16,
-    /// What is written.
+    /// The value that is written.
     pub data: u32,
 }
 
@@ -122,21 +122,21 @@ impl Payload for LdConfigurationRequest {
 /// Send LD CXL.io Memory Request (5302h), request: 16 bytes and what is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LdMemoryRequest {
-    /// Which port.
+    /// The number of the port.
     pub port_id: u8,
-    /// Which bytes of the first double word.
+    /// A bit for each byte of the first double word that is accessed.
     pub first_byte_enables: u8,
-    /// Which bytes of the last double word.
+    /// A bit for each byte of the last double word that is accessed.
     pub last_byte_enables: u8,
-    /// True to write.
+    /// True to write, false to read.
     pub is_write: bool,
-    /// The logical device.
+    /// The number of the logical device.
     pub ld_id: u16,
     /// How many bytes; at most [`LD_MEMORY_BYTES_MAX`].
     pub bytes: u16,
-    /// From where.
+    /// The first address that is accessed.
     pub address: u64,
-    /// What is written; nothing for a read.
+    /// The bytes to write; none for a read.
     pub data: Vec<u8>,
 }
 
@@ -175,7 +175,7 @@ impl Payload for LdMemoryRequest {
 pub struct LdMemoryData {
     /// How many bytes were read or written.
     pub bytes: u16,
-    /// What was read; nothing after a write.
+    /// The bytes that were read; none after a write.
     pub data: Vec<u8>,
 }
 

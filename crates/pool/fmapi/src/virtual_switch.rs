@@ -11,9 +11,9 @@ use crate::failure::DecodeFailure;
 pub struct GetVirtualSwitches {
     /// The first vPPB to list of each switch.
     pub first_vppb: u8,
-    /// The most vPPBs to list of each switch.
+    /// Maximum number of vPPBs to list of each switch.
     pub vppbs_max: u8,
-    /// Which switches.
+    /// The numbers of the virtual CXL switches.
     pub vcs_ids: Vec<u8>,
 }
 
@@ -53,9 +53,9 @@ impl GetVirtualSwitches {
 field_enum! {
     /// Whether a virtual CXL switch works.
     pub enum VcsState {
-        /// Disabled.
+        /// The switch is disabled.
         Disabled = 0,
-        /// Enabled.
+        /// The switch works.
         Enabled = 1,
         /// There is no such switch.
         Invalid = 0xff,
@@ -64,23 +64,23 @@ field_enum! {
 field_enum! {
     /// What a vPPB is bound to.
     pub enum BindingStatus {
-        /// Nothing.
+        /// It is bound to nothing.
         Unbound = 0,
         /// A bind or unbind is under way.
         InProgress = 1,
-        /// A physical port.
+        /// It is bound to a physical port.
         Port = 2,
-        /// A logical device.
+        /// It is bound to a logical device.
         Ld = 3,
     }
 }
 
 payload! {
-    /// One vPPB, 4 bytes.
+    /// The binding of one vPPB, 4 bytes.
     pub struct Vppb {
         /// What it is bound to.
         pub status: BindingStatus;
-        /// The port.
+        /// The port that it is bound to.
         pub port_id: u8;
         /// The logical device; [`Vppb::NO_LD`] if it is bound to none.
         pub ld_id: u8, reserved 1;
@@ -92,25 +92,25 @@ impl Vppb {
     pub const NO_LD: u8 = 0xff;
 }
 
-/// One virtual CXL switch.
+/// The state of one virtual CXL switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VirtualSwitch {
-    /// Its number.
+    /// The number of the switch.
     pub vcs_id: u8,
-    /// Whether it works.
+    /// Whether the switch works.
     pub state: VcsState,
-    /// Its upstream port.
+    /// The number of its upstream port.
     pub usp_id: u8,
-    /// Its vPPBs in all.
+    /// How many vPPBs it has in total.
     pub vppbs_total: u8,
-    /// Those that were asked for.
+    /// The vPPBs that were asked for.
     pub vppbs: Vec<Vppb>,
 }
 
 /// Get Virtual CXL Switch Info (5200h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VirtualSwitches {
-    /// Those that were asked for.
+    /// The switches that were asked for.
     pub switches: Vec<VirtualSwitch>,
 }
 
@@ -133,11 +133,11 @@ impl Payload for VirtualSwitches {
 }
 
 payload! {
-    /// Bind vPPB (5201h), request. Goes on in the background.
+    /// Bind vPPB (5201h), request. The bind runs in the background.
     pub struct BindVppb {
         /// The virtual CXL switch.
         pub vcs_id: u8;
-        /// Its vPPB.
+        /// The vPPB's number in that switch.
         pub vppb_id: u8;
         /// The port to bind it to.
         pub port_id: u8, reserved 1;
@@ -158,17 +158,17 @@ field_enum! {
         WaitForLinkDown = 0,
         /// Managed hot removal: the host is asked first.
         ManagedRemoval = 1,
-        /// Surprise hot removal.
+        /// Surprise hot removal: the host is not asked.
         SurpriseRemoval = 2,
     }
 }
 
 payload! {
-    /// Unbind vPPB (5202h), request. Goes on in the background.
+    /// Unbind vPPB (5202h), request. The unbind runs in the background.
     pub struct UnbindVppb {
         /// The virtual CXL switch.
         pub vcs_id: u8;
-        /// Its vPPB.
+        /// The vPPB's number in that switch.
         pub vppb_id: u8;
         /// How the device leaves.
         pub option: UnbindOption;
@@ -179,9 +179,9 @@ payload! {
     pub struct GenerateAerEvent {
         /// The virtual CXL switch.
         pub vcs_id: u8;
-        /// Its vPPB.
+        /// The vPPB's number in that switch.
         pub vppb_id: u8, reserved 2;
-        /// Which error.
+        /// The error: its bit position, and its severity in bit 31.
         pub error: u32;
         /// Header of the packet that had the error.
         pub tlp_header: [u8; 32];

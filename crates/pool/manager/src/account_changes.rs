@@ -16,9 +16,9 @@ use crate::sessions::{NotAllowed, Session, Sessions};
 /// What is to be stored.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// `None` deletes.
+    /// The accounts to store, by name; `None` deletes one.
     pub(crate) accounts: Vec<(String, Option<Account>)>,
-    /// `None` deletes.
+    /// The sessions to store, each with its key; `None` deletes one.
     pub(crate) sessions: Vec<(String, Option<Session>)>,
     pub(crate) entries: Vec<Entry>,
 }

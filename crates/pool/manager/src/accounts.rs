@@ -57,7 +57,7 @@ impl Role {
     }
 }
 
-/// An account.
+/// An account, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Account {

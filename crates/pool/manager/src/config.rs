@@ -28,16 +28,16 @@ pub use peers::{PeersConfig, RegisteredConfig, SimulatedConfig};
 pub use state::{EmbeddedConfig, EtcdConfig, StateConfig, StoreConfig};
 pub use telemetry::TelemetryConfig;
 
-/// Largest configuration file.
+/// Maximum size of a configuration file.
 pub const CONFIG_BYTES_MAX: usize = 1 << 20;
 
-/// The whole configuration.
+/// The configuration of a manager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {
     /// Where the state is kept.
     pub state: StateConfig,
-    /// Where clients connect.
+    /// The address at which clients connect.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
     /// The directory of the console's files; without it, those that were installed with the daemon, if any.
@@ -60,7 +60,7 @@ pub struct Config {
     /// Where registered peers connect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<ControlConfig>,
-    /// Sessions and passwords.
+    /// The limits on sessions and passwords.
     #[serde(default)]
     pub sessions: SessionsConfig,
     /// The machines to which events may be sent.
@@ -69,7 +69,7 @@ pub struct Config {
     /// The rounds of the reconciler.
     #[serde(default)]
     pub rounds: RoundsConfig,
-    /// CXL switches.
+    /// The CXL switches that it manages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub switches: Vec<SwitchConfig>,
 }
@@ -84,7 +84,7 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
-/// Sessions and passwords.
+/// The limits on sessions and passwords.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SessionsConfig {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Effects until the kill. Clones share the count.
+/// The number of effects until the kill, which clones share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CrashPoint(Option<Arc<AtomicU64>>);
 

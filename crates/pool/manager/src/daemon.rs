@@ -43,7 +43,7 @@ fn failed(line: impl fmt::Display) -> Failure {
     Failure(line.to_string())
 }
 
-/// Who leads.
+/// Who leads: this manager, or the one that etcd elects.
 enum Role {
     /// This manager: the store is embedded, so no other can.
     Lead(Box<Lead>, Receiver<Posted>),

@@ -17,7 +17,7 @@ pub(crate) const EVENTS_MAX: usize = 1024;
 /// How many events a slow stream may lag behind. Then it is ended, and its client reconnects with its last id.
 const BEHIND_MAX: usize = 256;
 
-/// An event.
+/// Something that happened in the pool, for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     /// Counts events since the daemon started, from 1 on.
@@ -56,7 +56,7 @@ pub(crate) fn body(events: &[Event], context: Option<&str>) -> Value {
     body
 }
 
-/// The events.
+/// The newest events, and those who wait for more.
 pub(crate) struct Events {
     ring: Mutex<(u64, VecDeque<Event>)>,
     followers: broadcast::Sender<Event>,

@@ -13,7 +13,7 @@ use aquifer_fabric::Bytes;
 use crate::meters::{BUCKETS_US, Durations, Readings};
 use crate::snapshot::{Answering, Snapshot};
 
-/// Name, type, meaning.
+/// The name, the type and the meaning of each metric.
 pub const METRICS: &[(&str, &str, &str)] = &[
     ("aquifer_fabric_leader", "gauge", "1 if this manager leads, 0 if it stands by."),
     ("aquifer_fabric_terms_total", "counter", "How often this manager became the leader."),

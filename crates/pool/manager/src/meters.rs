@@ -37,7 +37,7 @@ impl Durations {
 /// A method, the path of a route, and a status. Their number is bounded by the table of routes.
 type Answered = (&'static str, &'static str, u16);
 
-/// The counters.
+/// The counters that metrics show.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     answered: Mutex<BTreeMap<Answered, u64>>,

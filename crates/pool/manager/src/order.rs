@@ -17,7 +17,7 @@ use aquifer_fabric::{
 };
 use ring::digest::{SHA256, digest};
 
-/// What to do.
+/// What an order asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Adopt,
@@ -73,7 +73,7 @@ impl fmt::Display for Act {
     }
 }
 
-/// One order.
+/// A client's order to the writer.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) act: Act,
@@ -95,7 +95,7 @@ pub(crate) enum NotDone {
     Stale,
     /// The change is too large for the store; the line says why.
     TooLarge(String),
-    /// The target of an order to a switch belongs to a volume, or the switch refused the order. The line says which.
+    /// The switch refused the order, or its target belongs to a volume. The line says which.
     Switch(String),
     /// A donor or a host is not in the topology.
     Unknown(String),

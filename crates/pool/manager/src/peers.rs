@@ -22,7 +22,7 @@ use aquifer_fabric::{
 pub enum Silent {
     /// It has seen a greater term.
     Deposed {
-        /// That term.
+        /// The greater term that it has seen.
         seen: Term,
     },
     /// It did not answer in time.
@@ -36,11 +36,11 @@ pub type Reported<R> = Result<Arc<R>, Silent>;
 /// The reports of one round.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
-    /// Of donors.
+    /// The reports of donors.
     pub donors: BTreeMap<DonorId, Reported<DonorReport>>,
-    /// Of hosts.
+    /// The reports of hosts.
     pub hosts: BTreeMap<HostId, Reported<HostReport>>,
-    /// Of devices, from their switches.
+    /// The reports of devices, from their switches.
     pub devices: BTreeMap<DeviceId, Reported<DeviceReport>>,
 }
 
@@ -49,9 +49,9 @@ pub struct Reports {
 pub enum SendFailure {
     /// It may or may not have arrived.
     Lost,
-    /// It was refused.
+    /// The peer has refused it.
     Refused {
-        /// Why.
+        /// Why the peer has refused it, in one line.
         why: String,
     },
 }
@@ -79,9 +79,9 @@ pub struct Record {
 /// Whose reports a round needs.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
-    /// Everybody's.
+    /// All reports.
     All,
-    /// Those from which something is awaited. The others are asked in turns.
+    /// The reports of those from which something is awaited. The others are asked in turns.
     Awaited(&'a BTreeSet<End>),
 }
 

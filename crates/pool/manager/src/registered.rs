@@ -36,7 +36,7 @@ const TURN: usize = 64;
 /// The prefix of registrations in the store.
 pub(crate) const REGISTRATIONS: &str = "registration/";
 
-/// The peers.
+/// The peers that have registered at the control port.
 pub(crate) struct Registered {
     registrar: Registrar,
     topology: Arc<Topology>,

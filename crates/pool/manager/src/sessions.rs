@@ -68,7 +68,7 @@ pub(crate) enum NotAllowed {
     Login,
     /// The account no longer has the ETag that the client names.
     Stale,
-    /// Too many attempts.
+    /// There were too many attempts to log in.
     TooMany(TooMany),
     /// The session does not exist or has ended.
     Token,
@@ -85,7 +85,7 @@ pub(crate) struct AccountChange {
     pub(crate) is_enabled: Option<bool>,
 }
 
-/// Accounts and sessions.
+/// The accounts and sessions that this manager knows.
 pub(crate) struct Sessions {
     config: SessionsConfig,
     pub(crate) accounts: BTreeMap<String, Account>,

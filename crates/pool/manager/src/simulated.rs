@@ -36,7 +36,7 @@ pub(crate) use rack::{DEVICES_MAX, SWITCH_HOSTS_MAX, topology};
 use saved_peer::SavedPeer;
 use switch::SimulatedSwitch;
 
-/// The simulated peers.
+/// A rack of donors, hosts and a switch that exists only in files.
 pub(crate) struct Simulated {
     topology: Arc<Topology>,
     directory: PathBuf,

@@ -36,7 +36,7 @@ impl Answering {
     }
 }
 
-/// The states.
+/// The state after a round, as requests see it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) topology: Arc<Topology>,

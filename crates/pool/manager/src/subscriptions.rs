@@ -89,7 +89,7 @@ impl Listener {
     }
 }
 
-/// All subscriptions.
+/// All subscriptions, and how far their listeners are.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     pub(crate) config: EventsConfig,

@@ -11,7 +11,7 @@ use aquifer_fabric::{Desired, Millis, Round, Step, Volume, VolumeId};
 /// Tasks that are kept.
 pub(crate) const TASKS_MAX: usize = 512;
 
-/// A task.
+/// A change that takes several rounds, as Redfish shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Task {
     pub(crate) id: u64,
@@ -36,7 +36,7 @@ impl Task {
     }
 }
 
-/// The tasks.
+/// The newest tasks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tasks {
     last: u64,

@@ -49,7 +49,7 @@ pub(crate) enum Pace {
     Waiting,
 }
 
-/// The writer.
+/// The state of the thread that alone changes the desired state.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
     pub(crate) store: ManagerStore,

@@ -52,7 +52,7 @@ pub struct EtcdStore {
     last_commit: u64,
     /// Names of transactions begin with this. No other store has it.
     own: String,
-    /// Transactions so far.
+    /// The number of transactions so far.
     count: u64,
     /// Set by the first commit whose outcome is not known.
     is_latched: bool,

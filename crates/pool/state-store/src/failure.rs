@@ -15,12 +15,12 @@ use crate::key::Key;
 pub enum StoreFailure {
     /// The file is damaged, or is not a store.
     Damaged {
-        /// What was found.
+        /// What is wrong with the file.
         what: String,
     },
     /// etcd does not answer, or its answer is invalid.
     Etcd {
-        /// The last error.
+        /// The error of the last attempt.
         what: String,
     },
     /// The file was written with another format.
@@ -32,12 +32,12 @@ pub enum StoreFailure {
     },
     /// Another process has the file open.
     InUse {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// The operating system refused an operation.
     Io {
-        /// The operation.
+        /// The operation that was refused.
         what: &'static str,
         /// The error of the system or of the store.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -105,7 +105,7 @@ pub enum NotCommitted {
     TooLarge {
         /// What there is too much of.
         what: &'static str,
-        /// How much.
+        /// How much of it the transaction has.
         found: usize,
         /// How much a store takes.
         max: usize,

@@ -8,7 +8,7 @@ use std::fmt;
 /// Longest key: four names of 63 bytes with separators.
 pub const KEY_BYTES_MAX: usize = 255;
 
-/// A key.
+/// A key of the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(String);
 

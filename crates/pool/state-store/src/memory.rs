@@ -19,7 +19,7 @@ struct Content {
     countdown: Option<u64>,
 }
 
-/// A store in memory.
+/// A store whose content is in memory.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     content: Arc<Mutex<Content>>,

@@ -21,7 +21,7 @@ pub const SCAN_MAX: usize = 1024;
 pub struct Entry {
     /// The number of the commit that wrote it.
     pub version: u64,
-    /// The value.
+    /// The value's bytes.
     pub value: Vec<u8>,
 }
 
@@ -46,9 +46,9 @@ pub enum Write {
 /// Expectations, and what is written if all of them hold. Of several writes to one key the last one counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// What must hold.
+    /// What must hold for the writes to take place.
     pub expectations: Vec<(Key, Expectation)>,
-    /// What is written.
+    /// What is written then.
     pub writes: Vec<Write>,
 }
 

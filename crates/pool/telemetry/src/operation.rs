@@ -123,7 +123,7 @@ impl Telemetry {
     }
 }
 
-/// Something that takes time. It ends when it is dropped.
+/// Something that takes time, and ends when this value is dropped.
 #[derive(Debug)]
 pub struct Operation(Option<Box<Span>>);
 

@@ -37,7 +37,7 @@ struct State<T> {
     has_ended: bool,
 }
 
-/// The queue.
+/// Finished spans that wait to be sent.
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     /// Signalled when a batch is complete or the queue ends.

@@ -38,9 +38,9 @@ pub struct Batch {
     pub bytes: Vec<u8>,
     /// The words of each, as ranges of the bytes.
     pub requests: Vec<Vec<Range<usize>>>,
-    /// Where each begins.
+    /// Where each request begins in the bytes.
     pub starts: Vec<usize>,
-    /// Why what follows cannot be decoded, after which the connection ends.
+    /// Why the bytes that follow cannot be decoded; the connection then ends.
     pub failure: Option<ProtocolFailure>,
 }
 

@@ -20,7 +20,7 @@ const AHEAD_BYTES: u64 = 128 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
     now: Option<Cleaning>,
-    /// Spans that are empty and could not be discarded: their tier has failed. Tried again later.
+    /// Empty spans that could not be discarded, because their tier has failed. The cleaner tries again later.
     undiscarded: Vec<SpanIndex>,
     /// The record that is being moved.
     moved: Vec<u8>,

@@ -19,7 +19,7 @@ const CHANGED_MUCH: f64 = 1.5;
 /// Maximum number of processes of a tree whose CPU time is summed.
 const PROCESSES_MAX: usize = 1024;
 
-/// A sample. Times are since the start.
+/// A sample of a program's times, all counted since its start.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     at: Duration,
@@ -57,7 +57,7 @@ impl Windows {
     }
 }
 
-/// Watches one program.
+/// Watches one program for windows in which it mostly waits for fetches.
 #[derive(Debug)]
 pub struct Watch<'a> {
     counters: &'a Counters,

@@ -22,7 +22,7 @@ const V1_UNLIMITED_BYTES: u64 = 1 << 62;
 /// A limit that a cgroup sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The limit.
+    /// The maximum memory of the cgroup.
     pub bytes: ByteSize,
     /// The file that contains it.
     pub file: PathBuf,

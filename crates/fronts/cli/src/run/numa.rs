@@ -22,12 +22,12 @@ use crate::exit::{ExitCode, Failure, say};
 
 mod measured;
 
-/// What was typed.
+/// How the user wants the program's pages spread over nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// By measured bandwidth.
+    /// Spreads them by the nodes' measured bandwidth.
     Auto,
-    /// By these shares.
+    /// Spreads them by these shares.
     Shares(Request),
 }
 

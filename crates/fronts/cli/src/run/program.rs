@@ -22,7 +22,7 @@ use crate::exit::{ExitCode, Failure};
 /// A program that can be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its path.
+    /// The path of its executable.
     pub path: PathBuf,
     /// Its `argv[0]`, as the user typed it.
     pub name: OsString,

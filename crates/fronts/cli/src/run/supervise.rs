@@ -49,7 +49,7 @@ pub enum End {
     },
     /// A signal ended it.
     Signalled {
-        /// The signal.
+        /// The signal that ended it.
         signal: Signal,
         /// Whether the kernel wrote a core file.
         core: bool,

@@ -49,7 +49,7 @@ const PROCESSES_MAX: usize = 4096;
 pub struct Watched<'a> {
     /// The program's name.
     pub name: &'a str,
-    /// Its process.
+    /// The program's process.
     pub child: Pid,
     /// The counters that receive the figures.
     pub counters: &'a Counters,

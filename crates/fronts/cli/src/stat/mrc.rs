@@ -101,7 +101,7 @@ struct Report {
 /// What happens with some amount of DRAM.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// The DRAM.
+    /// The amount of DRAM.
     pub dram_bytes: u64,
     /// The part of the touches that need a fetch.
     pub miss_ratio: f64,
@@ -113,7 +113,7 @@ pub struct Row {
     pub loss_percent: Option<f64>,
 }
 
-/// What was measured.
+/// The result of sampling one program.
 struct Measured {
     curve: Curve,
     figures: CurveFigures,

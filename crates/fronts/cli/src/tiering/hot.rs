@@ -71,7 +71,7 @@ pub struct HotArgs {
     json: bool,
 }
 
-/// Which source.
+/// The source of hotness that the user names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SourceName {
     Damon,

@@ -13,7 +13,7 @@ use crossterm::event::KeyCode;
 
 use crate::stat::short;
 
-/// One program.
+/// One running program, as the screen shows it.
 pub struct Program {
     pub numbers: Snapshot,
     /// Its name with arguments.

@@ -23,7 +23,7 @@ pub enum Choice {
     Auto,
     /// KVM, or a failure.
     Kvm,
-    /// TCG.
+    /// TCG, QEMU's translator.
     Tcg,
 }
 

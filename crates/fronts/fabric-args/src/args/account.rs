@@ -14,7 +14,7 @@ pub struct PasswordFrom {
     pub password_stdin: bool,
 }
 
-/// A login.
+/// The arguments of `aquifer fabric login`.
 #[derive(Clone, Debug, Args)]
 pub struct Login {
     /// The account
@@ -25,7 +25,7 @@ pub struct Login {
     pub password: PasswordFrom,
 }
 
-/// The accounts.
+/// The arguments of `aquifer fabric accounts`.
 #[derive(Clone, Debug, Args)]
 pub struct Accounts {
     /// What to do with them; without it, they are listed.
@@ -70,7 +70,7 @@ pub enum Role {
     ReadOnly,
 }
 
-/// A new account.
+/// The arguments of `aquifer fabric accounts add`.
 #[derive(Clone, Debug, Args)]
 pub struct AddAccount {
     /// The account

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use aquifer_fabric::{Bytes, DonorId, HostId, PoolId, Redundancy, VolumeName, ZoneId};
 use clap::{Args, ValueEnum};
 
-/// Whether a change is carried out.
+/// Whether a command carries its change out, or only shows it.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct DryRun {
     /// Show what would change, and the steps that would follow, and change nothing
@@ -27,7 +27,7 @@ pub enum Class {
     Tcp,
 }
 
-/// What two members of a span never share.
+/// What no two members of a span may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Spread {
     /// One donor or device
@@ -38,7 +38,7 @@ pub enum Spread {
     Rack,
 }
 
-/// A volume's specification.
+/// The arguments of `aquifer fabric create`: the specification of a volume.
 #[derive(Clone, Debug, Args)]
 pub struct Create {
     /// Its name
@@ -70,7 +70,7 @@ pub struct Create {
     pub dry_run: DryRun,
 }
 
-/// A bind.
+/// The arguments of `aquifer fabric bind`.
 #[derive(Clone, Debug, Args)]
 pub struct Bind {
     /// The volume
@@ -84,7 +84,7 @@ pub struct Bind {
     pub dry_run: DryRun,
 }
 
-/// A change that needs only a volume.
+/// The arguments of commands that need only a volume.
 #[derive(Clone, Debug, Args)]
 pub struct OfVolume {
     /// The volume
@@ -95,7 +95,7 @@ pub struct OfVolume {
     pub dry_run: DryRun,
 }
 
-/// The end of a volume.
+/// The arguments of `aquifer fabric release`.
 #[derive(Clone, Debug, Args)]
 pub struct Release {
     /// The volume
@@ -109,7 +109,7 @@ pub struct Release {
     pub dry_run: DryRun,
 }
 
-/// Another size.
+/// The arguments of `aquifer fabric grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct Resize {
     /// The volume
@@ -123,7 +123,7 @@ pub struct Resize {
     pub dry_run: DryRun,
 }
 
-/// A move.
+/// The arguments of `aquifer fabric move`.
 #[derive(Clone, Debug, Args)]
 pub struct Move {
     /// The volume
@@ -137,7 +137,7 @@ pub struct Move {
     pub dry_run: DryRun,
 }
 
-/// A drain.
+/// The arguments of `aquifer fabric drain`.
 #[derive(Clone, Debug, Args)]
 pub struct Drain {
     /// The donor
@@ -160,7 +160,7 @@ pub enum Kind {
     Host,
 }
 
-/// A statement that something is gone.
+/// The arguments of `aquifer fabric declare-gone`.
 #[derive(Clone, Debug, Args)]
 pub struct DeclareGone {
     /// What it is
@@ -174,7 +174,7 @@ pub struct DeclareGone {
     pub dry_run: DryRun,
 }
 
-/// A declaration that is applied.
+/// The arguments of `aquifer fabric apply`.
 #[derive(Clone, Debug, Args)]
 pub struct Apply {
     /// The declaration, in JSON; - is standard input

@@ -19,7 +19,7 @@ pub enum EndKind {
     Manager,
 }
 
-/// The tokens.
+/// The arguments of `aquifer fabric token`.
 #[derive(Clone, Debug, Args)]
 pub struct Tokens {
     /// The action; without one, the tokens are listed.
@@ -61,7 +61,7 @@ Examples:
     },
 }
 
-/// A new token.
+/// The arguments of `aquifer fabric token create`.
 #[derive(Clone, Debug, Args)]
 pub struct CreateToken {
     /// The kind of end that may join with the token
@@ -81,7 +81,7 @@ pub struct CreateToken {
     pub uses: u32,
 }
 
-/// A machine that joins.
+/// The arguments of `aquifer fabric join`.
 #[derive(Clone, Debug, Args)]
 pub struct Join {
     /// The manager's REST address

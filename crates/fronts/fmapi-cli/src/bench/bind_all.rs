@@ -15,7 +15,7 @@ use super::BenchFailure;
 /// The longest time that binding everything may take, from nothing bound, for a box of this many devices and hosts.
 pub(crate) const BOX_BAR: (usize, usize, Duration) = (22, 3, Duration::from_secs(5));
 
-/// All devices, bound.
+/// The outcome of binding all devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     /// How many devices, a logical device counting as one.

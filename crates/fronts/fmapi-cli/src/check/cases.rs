@@ -6,14 +6,14 @@
 //!
 //! Sections and tables are those of CXL 3.1.
 
-/// One case.
+/// One test of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Its name in reports.
     pub id: &'static str,
     /// The section of the specification.
     pub section: &'static str,
-    /// The requirement.
+    /// What the specification requires, in a line.
     pub title: &'static str,
 }
 

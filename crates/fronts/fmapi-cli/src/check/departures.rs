@@ -10,7 +10,7 @@
 pub struct Departure {
     /// The name of the peer's dialect.
     pub dialect: &'static str,
-    /// The case.
+    /// The id of the case.
     pub case: &'static str,
     /// What it does, and why.
     pub what: &'static str,

@@ -38,7 +38,7 @@ pub enum NamedError {
     NotOurs,
     /// The mapping exists with another size.
     OtherSize {
-        /// Its size.
+        /// The size of the mapping that exists.
         bytes: usize,
         /// The size that was asked for.
         asked_bytes: usize,
@@ -65,7 +65,7 @@ pub enum NamedError {
     Unfinished,
     /// The file has another version of the format.
     Version {
-        /// The version.
+        /// The version of the file's format.
         found: u32,
     },
 }

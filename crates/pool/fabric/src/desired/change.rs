@@ -21,9 +21,9 @@ use crate::volume::{Member, Source, Span, VolumeSpec};
 
 /// A desired state under change, with the capacity that goes with it.
 pub struct Edit<'a> {
-    /// Where everything is.
+    /// The topology that says where everything is.
     pub topology: &'a Topology,
-    /// What changes.
+    /// The state that is changed.
     pub desired: &'a mut Desired,
     /// What is free, updated with each change.
     pub capacity: &'a mut Capacity,

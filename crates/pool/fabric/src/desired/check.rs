@@ -17,43 +17,43 @@ use crate::volume::Source;
 pub enum Corrupt {
     /// It was written by another version of the product.
     Format {
-        /// What it says.
+        /// The version that it says it has.
         found: u32,
     },
     /// A member id is listed twice, or has not been assigned yet.
     Member {
-        /// The volume.
+        /// The volume that has the member.
         volume: VolumeId,
-        /// The member.
+        /// The member's id.
         member: MemberId,
     },
     /// Two volumes that are not released have the same name.
     Name {
-        /// The name.
+        /// The name that both have.
         name: VolumeName,
     },
     /// A donor or a device is in two pools.
     Pools {
-        /// What is in both.
+        /// The donor or the device.
         source: String,
-        /// The first.
+        /// The first pool that lists it.
         first: PoolId,
-        /// The second.
+        /// The second pool that lists it.
         second: PoolId,
     },
     /// A span does not have as many members as its redundancy requires, or its id was not given out yet.
     Span {
-        /// The volume.
+        /// The volume that has the span.
         volume: VolumeId,
     },
     /// Two members have the same LD or the same vPPB.
     Taken {
-        /// What both have.
+        /// The LD or the vPPB that both have.
         what: String,
     },
     /// A volume names a pool or a zone that is not listed.
     Unlisted {
-        /// The volume.
+        /// The volume that names it.
         volume: VolumeId,
     },
 }

@@ -27,9 +27,9 @@ use crate::volumes::Volumes;
 /// Where a source can be used from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
-    /// From every host.
+    /// It can be used from every host.
     Network,
-    /// From the hosts of a switch.
+    /// It can be used from the hosts of this switch.
     Switch(SwitchId),
 }
 
@@ -45,7 +45,7 @@ impl Reach {
     }
 }
 
-/// One fault domain.
+/// A fault domain, of one of the kinds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Domain {
     Device(DeviceId),

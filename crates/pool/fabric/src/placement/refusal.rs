@@ -10,85 +10,85 @@ use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, VOLUME_MAX};
 
-/// Why a change is refused. Nothing has changed then. More reasons may be added.
+/// Why a change is refused. The refusal has changed nothing. More reasons may be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The volume is bound to another host.
     Bound {
-        /// The volume.
+        /// The volume that was to be bound.
         volume: VolumeName,
-        /// The host.
+        /// The host that has it.
         host: HostId,
     },
     /// The host was declared dead.
     DeadHost {
-        /// The host.
+        /// The host that was declared dead.
         host: HostId,
     },
     /// The zone of the volume does not list the host.
     HostOutsideZone {
-        /// The host.
+        /// The host that the zone does not list.
         host: HostId,
-        /// The zone.
+        /// The zone of the volume.
         zone: ZoneId,
     },
     /// The id was drawn before.
     IdTaken,
     /// Another volume has the name.
     NameTaken {
-        /// The name.
+        /// The name that is taken.
         name: VolumeName,
     },
     /// The host has no vPPB left for an LD, or its switch has not reported all of them.
     NoVppb {
-        /// The host.
+        /// The host that needs a vPPB.
         host: HostId,
     },
     /// Less is free than is asked for.
     NotEnough {
-        /// In which pool.
+        /// The pool that has too little.
         pool: PoolId,
         /// The slowest class that would have done.
         class: LatencyClass,
-        /// What was asked for.
+        /// The amount that was asked for.
         wanted: Bytes,
-        /// What is free, in one place or in many.
+        /// The amount that is free, in one place or in many.
         free: Bytes,
     },
     /// The zone would take more than its quota.
     Quota {
-        /// The zone.
+        /// The zone whose quota is used up.
         zone: ZoneId,
-        /// Its quota.
+        /// What its volumes may take in total.
         quota: Bytes,
-        /// What it takes.
+        /// What its volumes take already.
         used: Bytes,
-        /// What was asked for, redundancy counted.
+        /// The amount that was asked for, redundancy included.
         wanted: Bytes,
     },
     /// A redundancy outside its limits.
     Redundancy {
-        /// What was asked for.
+        /// The redundancy that was asked for.
         redundancy: Redundancy,
     },
     /// A size of zero, or above [`VOLUME_MAX`].
     Size {
-        /// What was asked for.
+        /// The size that was asked for.
         size: Bytes,
     },
     /// The volume would be released, and a host has it.
     StillBound {
-        /// The volume.
+        /// The volume that was to be released.
         volume: VolumeName,
-        /// The host.
+        /// The host that has it.
         host: HostId,
     },
     /// Fewer fault domains have room than a span has members.
     TooFewDomains {
-        /// In which pool.
+        /// The pool that has too few.
         pool: PoolId,
-        /// Which kind of domain.
+        /// The kind of the fault domains.
         domain: FaultDomain,
         /// How many are needed.
         needed: usize,
@@ -102,36 +102,36 @@ pub enum Refusal {
     },
     /// Fewer donors have room than the width that was asked for.
     TooNarrow {
-        /// In which pool.
+        /// The pool that has too few donors.
         pool: PoolId,
-        /// The width.
+        /// The width that was asked for.
         width: u16,
     },
     /// The host is not in the topology.
     UnknownHost {
-        /// The host.
+        /// The host that was named.
         host: HostId,
     },
     /// The volume has no such member.
     UnknownMember {
-        /// The volume.
+        /// The volume that was named.
         volume: VolumeName,
-        /// The member.
+        /// The member that was named.
         member: MemberId,
     },
     /// There is no such pool.
     UnknownPool {
-        /// Its name.
+        /// The name of the pool.
         pool: PoolId,
     },
     /// There is no such volume, or it was released.
     UnknownVolume {
-        /// Its name or its id.
+        /// The name or the id of the volume.
         volume: String,
     },
     /// There is no such zone.
     UnknownZone {
-        /// Its name.
+        /// The name of the zone.
         zone: ZoneId,
     },
 }

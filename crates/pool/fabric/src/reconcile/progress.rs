@@ -11,12 +11,12 @@ use crate::volume::{Member, Source};
 /// The state of a member at its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtSource {
-    /// Not lent.
+    /// It is not lent.
     Absent,
     /// A bind or an unbind is under way, the LD is bound to another vPPB, or the host has not accepted the capacity
     /// yet.
     Busy,
-    /// Lent to the member.
+    /// It is lent to the member.
     Lent { token: Token },
     /// Was lent, is wiped, and is never lent for this member again.
     Released,
@@ -24,9 +24,9 @@ pub(crate) enum AtSource {
     Retired,
     /// The source does not answer.
     Silent,
-    /// Not bound, and not wiped.
+    /// It is not bound, and not wiped.
     Soiled,
-    /// Being wiped.
+    /// It is being wiped.
     Wiping,
 }
 

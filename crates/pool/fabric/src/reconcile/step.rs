@@ -16,13 +16,13 @@ use crate::volume::{Place, Presentation, Redundancy, Source};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberLease {
-    /// The member.
+    /// The member that is lent.
     pub member: MemberId,
-    /// Its place.
+    /// Its place in the volume.
     pub place: Place,
     /// Where its bytes are.
     pub source: Source,
-    /// How many bytes.
+    /// The size of what is lent.
     pub bytes: Bytes,
     /// The fencing token that the donor checks; 0 if the source is not a donor.
     pub token: Token,
@@ -45,136 +45,136 @@ pub struct MemberLease {
 pub enum Step {
     /// Adds dynamic capacity of a device to a host, tagged with volume and member.
     AddDynamicCapacity {
-        /// The device.
+        /// The device that has the capacity.
         device: DeviceId,
-        /// The host.
+        /// The host that gets the capacity.
         host: HostId,
-        /// The volume.
+        /// The volume in the tag.
         volume: VolumeId,
-        /// The member.
+        /// The member in the tag.
         member: MemberId,
-        /// How much.
+        /// The amount to add.
         bytes: Bytes,
     },
     /// Binds an LD to a vPPB.
     BindVppb {
-        /// The vPPB.
+        /// The vPPB that is bound.
         vppb: VppbAddress,
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
     /// The donor may stop listing a released lease.
     ForgetLease {
-        /// The donor.
+        /// The donor that lists the lease.
         donor: DonorId,
-        /// The volume.
+        /// The volume that the lease was for.
         volume: VolumeId,
-        /// The member.
+        /// The member that the lease was for.
         member: MemberId,
     },
     /// The agent may stop listing a member that has left.
     ForgetLeft {
-        /// The host.
+        /// The host whose agent lists it.
         host: HostId,
-        /// The volume.
+        /// The volume that the member has left.
         volume: VolumeId,
-        /// The member.
+        /// The member that has left.
         member: MemberId,
     },
     /// The donor lends slabs for a member, all or none, and mints the token.
     Grant {
-        /// The donor.
+        /// The donor that lends.
         donor: DonorId,
-        /// Whom it lends to.
+        /// The host that it lends to.
         host: HostId,
-        /// The volume.
+        /// The volume that gets the memory.
         volume: VolumeId,
-        /// The member.
+        /// The member that the slabs are for.
         member: MemberId,
-        /// How much.
+        /// The amount to lend.
         bytes: Bytes,
     },
     /// The agent takes more members into a volume that it has, all or none.
     Join {
-        /// The host.
+        /// The host whose agent has the volume.
         host: HostId,
-        /// The volume.
+        /// The volume that gets members.
         volume: VolumeId,
         /// The members: those of a new span, or one that replaces another.
         members: Vec<MemberLease>,
     },
     /// The agent lets members go, and lists them as left when no program uses them any more.
     Leave {
-        /// The host.
+        /// The host whose agent has the volume.
         host: HostId,
-        /// The volume.
+        /// The volume that loses members.
         volume: VolumeId,
         /// The members: one, or those of a span.
         members: Vec<MemberId>,
-        /// Why.
+        /// Why the members leave.
         why: Why,
     },
     /// The agent makes a volume usable, with all members or not at all.
     Present {
-        /// The host.
+        /// The host whose programs may use it.
         host: HostId,
-        /// The volume.
+        /// The volume that becomes usable.
         volume: VolumeId,
         /// Its name, for people. `None` for an agent that does not know this field.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<VolumeName>,
-        /// Its redundancy.
+        /// How the volume survives the loss of members.
         redundancy: Redundancy,
-        /// What programs see.
+        /// What programs see of the volume.
         presentation: Presentation,
-        /// All its members.
+        /// All members of the volume.
         members: Vec<MemberLease>,
     },
     /// The donor takes slabs back, wipes them, and lists the lease as released.
     Release {
-        /// The donor.
+        /// The donor that has lent them.
         donor: DonorId,
-        /// The volume.
+        /// The volume that the lease is for.
         volume: VolumeId,
-        /// The member.
+        /// The member that the lease is for.
         member: MemberId,
     },
     /// Releases dynamic capacity with one tag, and has it sanitized.
     ReleaseDynamicCapacity {
-        /// The device.
+        /// The device that has the capacity.
         device: DeviceId,
-        /// The host.
+        /// The host that has to release it.
         host: HostId,
-        /// The volume.
+        /// The volume in the tag.
         volume: VolumeId,
-        /// The member.
+        /// The member in the tag.
         member: MemberId,
     },
     /// Unbinds a vPPB, if this LD is bound to it.
     UnbindVppb {
-        /// The vPPB.
+        /// The vPPB that is unbound.
         vppb: VppbAddress,
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
     /// Sanitizes an LD, unless it is bound.
     WipeLd {
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
     /// The agent takes a volume away from programs as a whole, and lists its members as left.
     Withdraw {
-        /// The host.
+        /// The host whose programs lose it.
         host: HostId,
-        /// The volume.
+        /// The volume that is taken away.
         volume: VolumeId,
-        /// Its members, including those that the agent has never had.
+        /// The volume's members, including those that the agent has never had.
         members: Vec<MemberId>,
     },
 }
@@ -184,7 +184,7 @@ pub enum Step {
 pub enum End {
     /// The switch of a device.
     Device(DeviceId),
-    /// A donor.
+    /// A donor itself.
     Donor(DonorId),
     /// A host's agent.
     Host(HostId),

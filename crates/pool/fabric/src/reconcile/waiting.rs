@@ -12,9 +12,9 @@ use crate::volume::Source;
 /// A volume that waits for something that no step can speed up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Waiting {
-    /// The volume.
+    /// The volume that waits.
     pub volume: VolumeId,
-    /// What for.
+    /// What it waits for.
     pub reason: Reason,
 }
 
@@ -23,21 +23,21 @@ pub struct Waiting {
 pub enum Reason {
     /// The host's agent does not answer.
     AgentSilent {
-        /// The host.
+        /// The host whose agent is silent.
         host: HostId,
     },
     /// A member on a memory device is not online yet, or not offline yet, at its host.
     AtHost {
-        /// The member.
+        /// The member on the device.
         member: MemberId,
-        /// The host.
+        /// The host that uses the device.
         host: HostId,
         /// Why, and what to do, according to its agent.
         why: String,
     },
     /// The memory of a device is being brought online at its host.
     ComingOnline {
-        /// The member.
+        /// The member on the device.
         member: MemberId,
         /// The bytes that are not online yet.
         left: Bytes,
@@ -51,29 +51,29 @@ pub enum Reason {
     },
     /// Bytes are being moved off a member.
     Draining {
-        /// The member.
+        /// The member that is drained.
         member: MemberId,
         /// The bytes still to be moved.
         left: Bytes,
     },
     /// A member's bytes are lost, or it can never be lent: it must be replaced.
     MemberLost {
-        /// The member.
+        /// The member that must be replaced.
         member: MemberId,
     },
     /// A host, perhaps the same one, still has an earlier binding of the volume.
     OtherHost {
-        /// The host.
+        /// The host that has the earlier binding.
         host: HostId,
     },
     /// A member's source is not free yet, or not wiped yet.
     SourceBusy {
-        /// The source.
+        /// The source that is not free.
         source: Source,
     },
     /// A member's source does not answer.
     SourceSilent {
-        /// The source.
+        /// The source that is silent.
         source: Source,
     },
 }
@@ -108,7 +108,7 @@ impl fmt::Display for Reason {
 pub enum Stray {
     /// Dynamic capacity with a tag that is in no volume.
     Extent {
-        /// The device.
+        /// The device that has the capacity.
         device: DeviceId,
         /// The volume of the tag.
         volume: VolumeId,
@@ -117,25 +117,25 @@ pub enum Stray {
     },
     /// An LD that is bound.
     Ld {
-        /// The device.
+        /// The device that has the LD.
         device: DeviceId,
-        /// The LD on it.
+        /// The LD's number on the device.
         ld_id: LdId,
     },
-    /// A lease.
+    /// A lease that belongs to no volume.
     Lease {
-        /// The donor.
+        /// The donor that lists the lease.
         donor: DonorId,
-        /// The volume.
+        /// The volume that it was granted for.
         volume: VolumeId,
-        /// The member.
+        /// The member that it was granted for.
         member: MemberId,
     },
     /// A volume that programs can use.
     Volume {
-        /// The host.
+        /// The host whose agent presents it.
         host: HostId,
-        /// The volume.
+        /// The id of the volume.
         volume: VolumeId,
     },
 }

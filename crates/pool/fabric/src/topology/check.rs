@@ -16,9 +16,9 @@ pub const LDS_MAX: usize = 16;
 /// One part of a topology, as messages name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What it is.
+    /// What it is, such as `device`.
     pub kind: &'static str,
-    /// Its name.
+    /// Its name in the topology.
     pub name: String,
 }
 
@@ -39,21 +39,21 @@ impl fmt::Display for Part {
 pub enum Inconsistency {
     /// A capacity is zero, or not a multiple of its unit.
     Capacity {
-        /// Whose.
+        /// The part that has the capacity.
         of: Part,
-        /// The capacity.
+        /// The capacity that it has.
         capacity: Bytes,
-        /// The unit.
+        /// The unit of which the capacity must be a multiple.
         unit: Bytes,
     },
     /// A device has no LDs or too many, or an LD id that is too large.
     Lds {
-        /// The device.
+        /// The device with these LDs.
         device: DeviceId,
     },
     /// The port that a virtual CXL switch names as its upstream port is not one.
     NotUpstream {
-        /// The switch.
+        /// The switch that has the virtual CXL switch.
         switch: SwitchId,
         /// The virtual CXL switch.
         vcs_id: VcsId,
@@ -62,21 +62,21 @@ pub enum Inconsistency {
     },
     /// Two parts name the same third part, which only one of them can have.
     Twice {
-        /// What both name.
+        /// The part that both name.
         what: Part,
-        /// The first.
+        /// The first part that names it.
         first: Part,
-        /// The second.
+        /// The second part that names it.
         second: Part,
     },
     /// A device is on no downstream port.
     Unplugged {
-        /// The device.
+        /// The device that is plugged in nowhere.
         device: DeviceId,
     },
     /// A part names another one that is not listed.
     Unknown {
-        /// Who names it.
+        /// The part that names it.
         by: Part,
         /// What is not listed.
         what: Part,

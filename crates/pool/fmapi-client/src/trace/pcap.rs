@@ -103,7 +103,7 @@ pub enum PcapFailure {
     Io(io::Error),
     /// A field has an invalid value.
     Format {
-        /// The field.
+        /// The field that is invalid.
         what: String,
     },
 }

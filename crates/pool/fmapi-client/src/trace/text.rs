@@ -147,7 +147,7 @@ fn time_of_day(unix: Duration) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{:06}", unix.subsec_micros())
 }
 
-/// Writes text.
+/// Writes messages as text.
 pub struct TextTrace<W> {
     out: W,
     describer: Describer,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-/// One figure.
+/// One measured figure.
 pub(crate) struct Figure {
     volumes: usize,
     what: String,

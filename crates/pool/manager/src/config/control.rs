@@ -16,7 +16,7 @@ use super::{NotAConfig, refuse};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ControlConfig {
-    /// The address. Without certificates, only loopback addresses are allowed.
+    /// The address that is listened on. Without certificates, only loopback addresses are allowed.
     #[serde(default = "default_control")]
     pub listen: SocketAddr,
     /// The manager's certificate and those that signed it, as PEM.

@@ -22,7 +22,7 @@ const HOSTS_MAX: u32 = 1000;
 pub enum PeersConfig {
     /// They have registered at the control port.
     Registered(RegisteredConfig),
-    /// They are simulated.
+    /// They are simulated in files.
     Simulated(SimulatedConfig),
 }
 
@@ -35,17 +35,17 @@ pub struct RegisteredConfig {
     pub kill_at_effect: Option<u64>,
 }
 
-/// A simulated rack.
+/// A rack of simulated donors, hosts and devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SimulatedConfig {
-    /// How many donors.
+    /// How many donors the rack has.
     #[serde(default = "default_donors")]
     pub donors: u32,
     /// What each of them lends.
     #[serde(default = "default_capacity")]
     pub donor_capacity: Bytes,
-    /// How many hosts.
+    /// How many hosts the rack has.
     #[serde(default = "default_hosts")]
     pub hosts: u32,
     /// How many memory devices there are behind one switch.

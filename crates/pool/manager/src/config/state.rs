@@ -37,7 +37,7 @@ pub enum StoreConfig {
     Etcd(EtcdConfig),
 }
 
-/// The embedded store.
+/// The settings of the store in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EmbeddedConfig {

@@ -44,7 +44,7 @@ struct Connections {
     uses: u64,
 }
 
-/// All connections.
+/// All connections, and the order in which they end.
 #[derive(Default)]
 pub(super) struct Crowd {
     connections: Mutex<Connections>,

@@ -8,7 +8,7 @@ use super::service::Call;
 use super::{access, devices, events, fabrics, joining, memory, metadata, oem, registries, roots, switches, tasks};
 use crate::accounts::Role;
 
-/// A method.
+/// A method of HTTP that routes have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Delete,
@@ -72,7 +72,7 @@ const fn may(name: &'static str, kind: Kind) -> Property {
     Property { name, kind, is_required: false }
 }
 
-/// A route.
+/// A method and a path, and the function that answers them.
 pub(super) struct Route {
     pub(super) method: Method,
     pub(super) path: &'static str,

@@ -16,7 +16,7 @@ use super::donor::{admit, admit_term};
 /// Bytes that are copied or moved in one round of reports.
 const COPIED_PER_TICK: Bytes = Bytes::gib(64);
 
-/// An agent. Its file is this as JSON.
+/// A simulated agent. Its file is this value as JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct SimulatedAgent {

@@ -34,7 +34,7 @@ impl Lease {
     }
 }
 
-/// A donor. Its file is this as JSON.
+/// A simulated donor. Its file is this value as JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct SimulatedDonor {

@@ -19,7 +19,7 @@ const PER_ENCLOSURE: u32 = 8;
 const PER_RACK: u32 = 8;
 /// Hosts that the switch is connected to.
 pub(crate) const SWITCH_HOSTS_MAX: u32 = 8;
-/// Devices behind the switch. Ports are numbered by one byte.
+/// Maximum number of devices behind the switch, whose ports are numbered by one byte.
 pub(crate) const DEVICES_MAX: u32 = 128;
 
 fn id<T: FromStr<Err: std::fmt::Debug>>(name: String) -> T {

@@ -11,7 +11,7 @@ use aquifer_fabric::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The switch. Its file is this as JSON.
+/// The simulated switch. Its file is this value as JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct SimulatedSwitch {

@@ -16,7 +16,7 @@ pub(crate) enum Stop {
     Ended,
     /// The leadership of the leader was not kept alive in time.
     LeadershipLost,
-    /// The store failed.
+    /// The store has failed.
     Store(ManagerStoreFailure),
 }
 

@@ -32,9 +32,9 @@ pub(super) enum NoAnswer {
     Lost(String),
     /// etcd refuses the request. Nothing was carried out.
     Refused {
-        /// gRPC's code.
+        /// gRPC's code for the refusal.
         code: u64,
-        /// etcd's message.
+        /// etcd's message about it.
         message: String,
     },
 }

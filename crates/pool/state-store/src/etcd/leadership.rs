@@ -23,7 +23,7 @@ pub const LEASE_SECONDS_MIN: u64 = 2;
 /// Longest value of the leadership that is read.
 const HOLDER_BYTES_MAX: usize = 4096;
 
-/// A candidate.
+/// A candidate for the leadership.
 #[derive(Debug)]
 pub struct Election {
     gateway: Gateway,

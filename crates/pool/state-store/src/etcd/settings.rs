@@ -55,9 +55,9 @@ pub struct EtcdSettings {
     pub endpoints: Vec<String>,
     /// What the keys of this pool begin with; several pools may share a cluster.
     pub prefix: String,
-    /// Certificates, for `https`.
+    /// The certificates for endpoints with `https`.
     pub tls: Option<EtcdTls>,
-    /// Bounds of waits.
+    /// The bounds of waits for etcd.
     pub bounds: Bounds,
 }
 
@@ -73,11 +73,11 @@ impl fmt::Display for NotSettings {
 
 impl std::error::Error for NotSettings {}
 
-/// One endpoint.
+/// One member of etcd, as a URL names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) is_https: bool,
-    /// Without brackets.
+    /// The host, without the brackets of an IPv6 address.
     pub(super) host: String,
     pub(super) port: u16,
 }
