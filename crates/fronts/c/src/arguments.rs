@@ -71,7 +71,7 @@ pub unsafe fn array<'a, T>(pointer: *const T, count: usize, name: &str) -> Resul
 /// An array that is written to. It may be NULL if it has no elements.
 ///
 /// # Safety
-/// As for [`array`], and nobody else uses it.
+/// The same as for [`array`], and nobody else uses it.
 pub unsafe fn array_mut<'a, T>(pointer: *mut T, count: usize, name: &str) -> Result<&'a mut [T], Failure> {
     if count == 0 {
         return Ok(&mut []);
@@ -84,7 +84,7 @@ pub unsafe fn array_mut<'a, T>(pointer: *mut T, count: usize, name: &str) -> Res
 /// Bytes that are written to.
 ///
 /// # Safety
-/// As for [`array_mut`].
+/// The same as for [`array_mut`].
 pub unsafe fn bytes_mut<'a>(pointer: *mut c_void, len: usize, name: &str) -> Result<&'a mut [u8], Failure> {
     // SAFETY: the caller's promise.
     unsafe { array_mut(pointer.cast::<u8>(), len, name) }

@@ -46,7 +46,7 @@ impl Gather<'_, '_> {
     /// Waits until all pieces have been copied, or one cannot be.
     ///
     /// # Errors
-    /// As for [`poll`](Self::poll).
+    /// The same as for [`poll`](Self::poll).
     pub fn wait(mut self) -> Result<(), Error> {
         match &mut self.gathering {
             Some(gathering) => Ok(gathering.wait()?),
@@ -118,7 +118,7 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// As for [`gather`](Self::gather).
+    /// The same as for [`gather`](Self::gather).
     pub fn gather_pieces(&self, pieces: &mut [Piece<'_>]) -> Result<(), Error> {
         let pieces = pieces.iter_mut().map(|piece| Piece { offset: piece.offset, into: &mut *piece.into });
         self.start_gather(pieces.collect())?.wait()

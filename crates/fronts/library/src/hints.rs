@@ -216,7 +216,7 @@ impl Mapping {
     /// passing.
     ///
     /// # Errors
-    /// As for [`evict`](Self::evict).
+    /// The same as for [`evict`](Self::evict).
     pub fn stream(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         self.inner.advise(range, Advice::Cold)
     }
@@ -350,7 +350,7 @@ impl Mapping {
     /// Adjacent bytes of one temperature are one run. Memory without contents is left out.
     ///
     /// # Errors
-    /// As for [`status`](Self::status).
+    /// The same as for [`status`](Self::status).
     pub fn temperature(&self, range: impl RangeBounds<usize>) -> Result<Vec<TemperatureRun>, Error> {
         self.inner.temperature(range)
     }
@@ -373,7 +373,7 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// As for [`status`](Self::status).
+    /// The same as for [`status`](Self::status).
     pub fn histogram(&self, range: impl RangeBounds<usize>) -> Result<Histogram, Error> {
         self.inner.histogram(range)
     }

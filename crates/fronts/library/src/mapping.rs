@@ -107,7 +107,7 @@ impl Mapping {
     /// Overwrites the bytes from `at` on. After an error, some of them may have been written.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Error> {
         self.write_bytes(at, bytes)
     }
@@ -132,7 +132,7 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     pub fn read_in_place(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
         self.check_range(at, into.len())?;
         Ok(self.inner.memory.read_in_place(at, into)?)
@@ -162,7 +162,7 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// The same as for [`write`](Self::write).
     pub fn write_in_place(&mut self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
         self.write_bytes_in_place(at, bytes)
     }
@@ -233,7 +233,7 @@ impl Mapping {
     /// The slice borrows the mapping. To give hints meanwhile, keep a copy of its [`Hints`].
     ///
     /// # Errors
-    /// As for [`view`](Self::view).
+    /// The same as for [`view`](Self::view).
     pub fn view_mut<T>(&mut self, range: impl RangeBounds<usize>) -> Result<&mut [T], Error>
     where
         T: FromBytes + IntoBytes + KnownLayout,
@@ -312,7 +312,7 @@ impl Mapping {
     /// Makes all of a [named mapping](crate::named) durable, at one moment: [`sync`](Self::sync) of the whole.
     ///
     /// # Errors
-    /// As for [`sync`](Self::sync).
+    /// The same as for [`sync`](Self::sync).
     pub fn snapshot(&mut self) -> Result<(), NamedError> {
         self.sync(..)
     }

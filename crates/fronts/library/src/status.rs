@@ -36,7 +36,7 @@ pub enum Status {
     },
     /// The memory is in DRAM, but not at its address: a touch brings it back without a transfer.
     Standby {
-        /// As for `Resident`.
+        /// The same as in `Resident`.
         is_clean: bool,
     },
     /// The memory is only in a tier.

@@ -10,7 +10,7 @@ use std::ops::RangeBounds;
 use crate::{Error, Mapping, NamedError};
 
 impl Mapping {
-    /// As [`write`](Self::write), for a mapping that is shared.
+    /// Works like [`write`](Self::write), for a mapping that is shared.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -33,40 +33,40 @@ impl Mapping {
     /// no [view](Self::view) of them lives.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     pub unsafe fn write_shared(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
         self.write_bytes(at, bytes)
     }
 
-    /// As [`discard`](Self::discard), for a mapping that is shared.
+    /// Works like [`discard`](Self::discard), for a mapping that is shared.
     ///
     /// # Safety
-    /// As for [`write_shared`](Self::write_shared).
+    /// The same as for [`write_shared`](Self::write_shared).
     ///
     /// # Errors
-    /// As for [`discard`](Self::discard).
+    /// The same as for [`discard`](Self::discard).
     pub unsafe fn discard_shared(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         self.discard_bytes(range)
     }
 
-    /// As [`write_in_place`](Self::write_in_place), for a mapping that is shared.
+    /// Works like [`write_in_place`](Self::write_in_place), for a mapping that is shared.
     ///
     /// # Safety
-    /// As for [`write_shared`](Self::write_shared).
+    /// The same as for [`write_shared`](Self::write_shared).
     ///
     /// # Errors
-    /// As for [`write_in_place`](Self::write_in_place).
+    /// The same as for [`write_in_place`](Self::write_in_place).
     pub unsafe fn write_in_place_shared(&self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
         self.write_bytes_in_place(at, bytes)
     }
 
-    /// As [`sync`](Self::sync), for a mapping that is shared.
+    /// Works like [`sync`](Self::sync), for a mapping that is shared.
     ///
     /// # Safety
     /// No other thread writes to the range during the call.
     ///
     /// # Errors
-    /// As for [`sync`](Self::sync).
+    /// The same as for [`sync`](Self::sync).
     pub unsafe fn sync_shared(&self, range: impl RangeBounds<usize>) -> Result<(), NamedError> {
         self.sync_bytes(range)
     }

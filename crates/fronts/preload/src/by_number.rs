@@ -42,7 +42,7 @@ pub fn prepare() {
 /// frame of this library.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn syscall(
 /// The bare instruction, with libc's convention for results: including this library's own use of the name.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_syscall(
@@ -128,7 +128,7 @@ extern "C" fn failed(result: isize) -> isize {
 /// A call on memory, with libc's convention for results.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 unsafe extern "C" fn on_memory(
     number: i64,
     first: usize,

@@ -66,7 +66,7 @@ pub struct Caller {
 /// A libc function's call that is a cancellation point, with libc's convention for results.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
     if !HAS_THREADS.load(Ordering::Relaxed) {
         // SAFETY: the caller's promise.
@@ -77,7 +77,7 @@ pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
 }
 
 /// # Safety
-/// As for the system call `number`, whose arguments are at `args`.
+/// The same as for the system call `number`, whose arguments are at `args`.
 unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usize, _: c_int) -> isize {
     // SAFETY: the caller's promise.
     unsafe { entered(number as i64, &*std::ptr::with_exposed_provenance(args)) }
@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usiz
 /// Not inlined: its frame has values to drop, and the frame of the program's caller must not: see `cancellation.rs`.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 #[inline(never)]
 unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     let instance = instance();
@@ -103,7 +103,7 @@ unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
 /// [`cancellation_point`], for a thread whose calls may be in progress when the pager starts.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 #[cold]
 unsafe fn shown_point(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> isize {
     let _early = Early::begin(adopter, number, args);
@@ -112,7 +112,7 @@ unsafe fn shown_point(adopter: &'static Adopter, number: i64, args: &[usize; 6])
 }
 
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 unsafe fn point(adopter: Option<&'static Adopter>, number: i64, args: [usize; 6]) -> isize {
     let adopter = adopter.filter(|adopter| adopter.watches_calls());
     let caller = Caller { adopter, cancellable: HAS_THREADS.load(Ordering::Relaxed) };
@@ -120,10 +120,10 @@ unsafe fn point(adopter: Option<&'static Adopter>, number: i64, args: [usize; 6]
     in_libcs_manner(unsafe { caller.call(number, args) })
 }
 
-/// As [`cancellation_point`], for a call that touches no memory.
+/// Works like [`cancellation_point`], for a call that touches no memory.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn plain_point(number: i64, args: [usize; 6]) -> isize {
     // Of the calls made here, only close(2) is a cancellation point.
     let cancellable = number == libc::SYS_close && HAS_THREADS.load(Ordering::Relaxed) && !thread_slot::inside();
@@ -147,7 +147,7 @@ fn is_wait(number: i64, args: &[usize; 6]) -> bool {
 /// its structures point to ([`Shape::Waiters`]).
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 unsafe fn bring_words(adopter: &'static Adopter, number: i64, args: &[usize; 6]) {
     let Some(mut pins) = adopter.call_pins() else { return };
     for start in args.iter().filter(|start| adopter.may_need_pin(**start, size_of::<u32>())) {
@@ -179,7 +179,7 @@ impl Caller {
     /// Makes the call itself. Errors are negative.
     ///
     /// # Safety
-    /// As for the system call.
+    /// The same as for the system call.
     pub unsafe fn raw(&self, number: i64, args: [usize; 6]) -> isize {
         // SAFETY: the caller's promise. As in libc's own wrappers, the thread may be cancelled here and nowhere else,
         // which drops the values of the frames above.
@@ -189,7 +189,7 @@ impl Caller {
     /// Whether a call touches memory that it must pin.
     ///
     /// # Safety
-    /// As for the system call.
+    /// The same as for the system call.
     pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter else { return false };
         if (0..6).any(|index| adopter.may_need_pin(args[index], length(number, index, args))) {
@@ -216,7 +216,7 @@ impl Caller {
     /// Makes the call with its memory resident. Errors are negative.
     ///
     /// # Safety
-    /// As for the system call.
+    /// The same as for the system call.
     pub unsafe fn call(&self, number: i64, args: [usize; 6]) -> isize {
         let Some(adopter) = self.adopter else {
             // SAFETY: the caller's promise.
@@ -245,7 +245,7 @@ impl Caller {
     /// another process that shares this memory, where calls do not trap.
     ///
     /// # Safety
-    /// As for execve(2).
+    /// The same as for execve(2).
     pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
         let pins = adopter().and_then(|adopter| {
             let mut pins = adopter.call_pins()?;
@@ -336,7 +336,7 @@ impl Caller {
     /// cannot be made there: it is not a wait of futex(2), or its word has been found evicted too often.
     ///
     /// # Safety
-    /// As for the system call.
+    /// The same as for the system call.
     pub unsafe fn may_wait_outside(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter.filter(|_| is_wait(number, args)) else { return false };
         if thread_slot::waits_failed() >= WAITS_FAILED_MAX {
@@ -355,7 +355,7 @@ pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
 /// Makes a call such as fstat(2), bypassing every wrapper.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn quietly(number: i64, args: [usize; 6]) -> bool {
     // SAFETY: the caller's promise.
     unsafe { syscall(number, args) }.is_ok()

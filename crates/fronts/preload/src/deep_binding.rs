@@ -49,10 +49,10 @@ extern "C" fn dlmopen_onwards(mode: c_int, namespace: c_long) -> Onwards {
     Onwards { function: next, mode }
 }
 
-/// dlopen(3).
+/// Wraps dlopen(3).
 ///
 /// # Safety
-/// As dlopen(3).
+/// The same as for dlopen(3).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
@@ -71,10 +71,10 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void
     )
 }
 
-/// dlmopen(3).
+/// Wraps dlmopen(3).
 ///
 /// # Safety
-/// As dlmopen(3).
+/// The same as for dlmopen(3).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlmopen(namespace: c_long, file: *const c_char, mode: c_int) -> *mut c_void {

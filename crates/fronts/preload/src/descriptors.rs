@@ -48,46 +48,46 @@ fn wrapped(number: i64, args: [usize; 6]) -> c_int {
     unsafe { calls::plain_point(number, args) as c_int }
 }
 
-/// close(2).
+/// Wraps close(2).
 ///
 /// # Safety
-/// As close(2).
+/// The same as for close(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(descriptor: c_int) -> c_int {
     wrapped(libc::SYS_close, [descriptor as usize, 0, 0, 0, 0, 0])
 }
 
-/// close_range(2).
+/// Wraps close_range(2).
 ///
 /// # Safety
-/// As close_range(2).
+/// The same as for close_range(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     wrapped(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0])
 }
 
-/// closefrom(3).
+/// Wraps closefrom(3).
 ///
 /// # Safety
-/// As closefrom(3).
+/// The same as for closefrom(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     wrapped(libc::SYS_close_range, [first.max(0) as usize, u32::MAX as usize, 0, 0, 0, 0]);
 }
 
-/// dup2(2).
+/// Wraps dup2(2).
 ///
 /// # Safety
-/// As dup2(2).
+/// The same as for dup2(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     wrapped(libc::SYS_dup2, [old as usize, new as usize, 0, 0, 0, 0])
 }
 
-/// dup3(2).
+/// Wraps dup3(2).
 ///
 /// # Safety
-/// As dup3(2).
+/// The same as for dup3(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     wrapped(libc::SYS_dup3, [old as usize, new as usize, flags as usize, 0, 0, 0])

@@ -23,7 +23,7 @@ macro_rules! changing_rights {
             $(#[$doc])*
             ///
             /// # Safety
-            /// As the C library's.
+            /// The same as for the C library's function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
                 let _ = instance();
@@ -35,32 +35,32 @@ macro_rules! changing_rights {
 }
 
 changing_rights! {
-    /// setuid(2).
+    /// Wraps setuid(2).
     setuid;
-    /// setgid(2).
+    /// Wraps setgid(2).
     setgid;
-    /// seteuid(2).
+    /// Wraps seteuid(2).
     seteuid;
-    /// setegid(2).
+    /// Wraps setegid(2).
     setegid;
-    /// setreuid(2).
+    /// Wraps setreuid(2).
     setreuid;
-    /// setregid(2).
+    /// Wraps setregid(2).
     setregid;
-    /// setresuid(2).
+    /// Wraps setresuid(2).
     setresuid;
-    /// setresgid(2).
+    /// Wraps setresgid(2).
     setresgid;
-    /// setgroups(2).
+    /// Wraps setgroups(2).
     setgroups;
-    /// initgroups(3).
+    /// Wraps initgroups(3).
     initgroups;
-    /// capset(2).
+    /// Wraps capset(2).
     capset;
-    /// chroot(2).
+    /// Wraps chroot(2).
     chroot;
-    /// unshare(2).
+    /// Wraps unshare(2).
     unshare;
-    /// prctl(2).
+    /// Wraps prctl(2).
     prctl;
 }

@@ -85,7 +85,7 @@ macro_rules! forking {
             $(#[$doc])*
             ///
             /// # Safety
-            /// As the C library's.
+            /// The same as for the C library's function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
                 // SAFETY: the caller's promise. The C library's own call traps.
@@ -96,22 +96,22 @@ macro_rules! forking {
 }
 
 forking! {
-    /// fork(2).
+    /// Wraps fork(2).
     fork = fork() -> libc::pid_t = -1, true;
-    /// _Fork(3).
+    /// Wraps _Fork(3).
     _Fork = fork_alone() -> libc::pid_t = -1, false;
-    /// daemon(3).
+    /// Wraps daemon(3).
     daemon = daemon(stay: c_int, keep: c_int) -> c_int = -1, true;
-    /// forkpty(3).
+    /// Wraps forkpty(3).
     forkpty = forkpty(
         master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void
     ) -> c_int = -1, true;
 }
 
-/// clone(2), the C library's function. Takes all the arguments that it can have.
+/// Wraps clone(2), the C library's function. Takes all the arguments that it can have.
 ///
 /// # Safety
-/// As clone(2).
+/// The same as for clone(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     run: *const c_void,

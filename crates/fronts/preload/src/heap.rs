@@ -248,10 +248,10 @@ fn out_of_memory(start: *mut c_void) -> *mut c_void {
     start
 }
 
-/// malloc(3).
+/// Implements malloc(3).
 ///
 /// # Safety
-/// As malloc(3).
+/// The same as for malloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     bind_thread();
@@ -263,10 +263,10 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     }
 }
 
-/// calloc(3).
+/// Implements calloc(3).
 ///
 /// # Safety
-/// As calloc(3).
+/// The same as for calloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     bind_thread();
@@ -279,10 +279,10 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// realloc(3).
+/// Implements realloc(3).
 ///
 /// # Safety
-/// As realloc(3).
+/// The same as for realloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
     bind_thread();
@@ -296,20 +296,20 @@ pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
     }
 }
 
-/// free(3).
+/// Implements free(3).
 ///
 /// # Safety
-/// As free(3).
+/// The same as for free(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(start: *mut c_void) {
     // SAFETY: as free(3).
     unsafe { je::free(start) }
 }
 
-/// posix_memalign(3).
+/// Implements posix_memalign(3).
 ///
 /// # Safety
-/// As posix_memalign(3).
+/// The same as for posix_memalign(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
     bind_thread();
@@ -327,20 +327,20 @@ pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, alignment: usi
     unsafe { je::posix_memalign(result, alignment, size) }
 }
 
-/// aligned_alloc(3).
+/// Implements aligned_alloc(3).
 ///
 /// # Safety
-/// As aligned_alloc(3).
+/// The same as for aligned_alloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
     // SAFETY: as memalign(3).
     unsafe { memalign(alignment, size) }
 }
 
-/// memalign(3).
+/// Implements memalign(3).
 ///
 /// # Safety
-/// As memalign(3).
+/// The same as for memalign(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void {
     bind_thread();
@@ -354,30 +354,30 @@ pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void 
     }
 }
 
-/// valloc(3).
+/// Implements valloc(3).
 ///
 /// # Safety
-/// As valloc(3).
+/// The same as for valloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: as memalign(3).
     unsafe { memalign(4096, size) }
 }
 
-/// pvalloc(3).
+/// Implements pvalloc(3).
 ///
 /// # Safety
-/// As pvalloc(3).
+/// The same as for pvalloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     // SAFETY: as memalign(3).
     unsafe { memalign(4096, size.next_multiple_of(4096).max(4096)) }
 }
 
-/// malloc_usable_size(3).
+/// Implements malloc_usable_size(3).
 ///
 /// # Safety
-/// As malloc_usable_size(3).
+/// The same as for malloc_usable_size(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(start: *const c_void) -> usize {
     // SAFETY: as malloc_usable_size(3).

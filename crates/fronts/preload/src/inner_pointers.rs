@@ -29,7 +29,7 @@ const GUESSED_DEEP: usize = 2;
 /// Calls `each` with the memory that the arguments of a call point to through one more pointer.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
     // For memory that cannot be read, the kernel itself returns the error.
     let word = |start: usize, index: usize| load::<usize>(start.wrapping_add(index * size_of::<usize>())).unwrap_or(0);

@@ -48,16 +48,16 @@ fn refused() -> c_int {
 /// Whether an event asks for a thread.
 ///
 /// # Safety
-/// As for timer_create(2).
+/// The same as for timer_create(2).
 unsafe fn starts_thread(event: *const libc::sigevent) -> bool {
     // SAFETY: the caller's promise; a load faults as usual.
     !event.is_null() && unsafe { (*event).sigev_notify } == libc::SIGEV_THREAD
 }
 
-/// timer_create(2).
+/// Wraps timer_create(2).
 ///
 /// # Safety
-/// As timer_create(2).
+/// The same as for timer_create(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn timer_create(clock: c_int, event: *mut libc::sigevent, timer: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
@@ -68,10 +68,10 @@ pub unsafe extern "C" fn timer_create(clock: c_int, event: *mut libc::sigevent, 
     unsafe { libc_functions::timer_create().map_or_else(refused, |create| create(clock, event, timer)) }
 }
 
-/// mq_notify(3).
+/// Wraps mq_notify(3).
 ///
 /// # Safety
-/// As mq_notify(3).
+/// The same as for mq_notify(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mq_notify(queue: c_int, event: *const libc::sigevent) -> c_int {
     // SAFETY: the caller's promise.
@@ -88,7 +88,7 @@ macro_rules! asynchronous {
             /// See aio(7), or getaddrinfo_a(3).
             ///
             /// # Safety
-            /// As the C library's.
+            /// The same as for the C library's function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
                 if !may_have_threads(true) {

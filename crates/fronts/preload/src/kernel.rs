@@ -26,7 +26,7 @@ pub fn libc_result(result: Result<usize, Errno>) -> isize {
 /// A system call with libc's convention for results.
 ///
 /// # Safety
-/// As for [`syscall`].
+/// The same as for [`syscall`].
 pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     libc_result(unsafe { syscall(number, args) })
@@ -39,7 +39,7 @@ macro_rules! straight_through {
             /// The system call, for this library's own use of the name.
             ///
             /// # Safety
-            /// As for the system call.
+            /// The same as for the system call.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
                 let mut args = [0usize; 6];
@@ -69,7 +69,7 @@ straight_through! {
 /// libc's own sigaction, for this library's own use of the name: it installs the action unchanged.
 ///
 /// # Safety
-/// As for sigaction(2).
+/// The same as for sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_sigaction(
     signal: c_int,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn __wrap_sigaction(
 /// libc's own pthread_create, for this library's own use of the name.
 ///
 /// # Safety
-/// As for pthread_create(3).
+/// The same as for pthread_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_pthread_create(
     thread: *mut libc::pthread_t,

@@ -37,17 +37,17 @@ macro_rules! next {
     };
 }
 
-/// `fread(3)`.
+/// The type of `fread(3)`.
 pub type Fread = unsafe extern "C" fn(*mut c_void, usize, usize, *mut libc::FILE) -> usize;
-/// `fwrite(3)`.
+/// The type of `fwrite(3)`.
 pub type Fwrite = unsafe extern "C" fn(*const c_void, usize, usize, *mut libc::FILE) -> usize;
-/// `fork(2)`.
+/// The type of `fork(2)`.
 pub type Fork = unsafe extern "C" fn() -> libc::pid_t;
-/// `daemon(3)`.
+/// The type of `daemon(3)`.
 pub type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
-/// `forkpty(3)`.
+/// The type of `forkpty(3)`.
 pub type Forkpty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
-/// `clone(2)`: variadic, which makes no difference to the caller of this ABI.
+/// The type of `clone(2)`: variadic, which makes no difference to the caller of this ABI.
 pub type Clone = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
@@ -57,25 +57,25 @@ pub type Clone = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
 ) -> c_int;
-/// `sigaction(2)`.
+/// The type of `sigaction(2)`.
 pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
-/// `dlopen(3)`.
+/// The type of `dlopen(3)`.
 pub type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-/// `dlmopen(3)`.
+/// The type of `dlmopen(3)`.
 pub type Dlmopen = unsafe extern "C" fn(libc::c_long, *const c_char, c_int) -> *mut c_void;
-/// `signal(2)`.
+/// The type of `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
-/// `setuid(2)` and similar functions: identities, flags, sizes and addresses, each in its own register.
+/// The type of `setuid(2)` and similar functions: identities, flags, sizes and addresses, each in its own register.
 pub type SetRights = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
-/// `setsockopt(2)`.
+/// The type of `setsockopt(2)`.
 pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
-/// `syscall(2)`: variadic, which makes no difference to the caller of this ABI.
+/// The type of `syscall(2)`: variadic, which makes no difference to the caller of this ABI.
 pub type Syscall = unsafe extern "C" fn(i64, usize, usize, usize, usize, usize, usize) -> isize;
-/// `vmsplice(2)`.
+/// The type of `vmsplice(2)`.
 pub type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
 
-/// `posix_spawn(3)`.
+/// The type of `posix_spawn(3)`.
 pub type Spawn = unsafe extern "C" fn(
     *mut libc::pid_t,
     *const c_char,
@@ -84,34 +84,34 @@ pub type Spawn = unsafe extern "C" fn(
     *const *mut c_char,
     *const *mut c_char,
 ) -> c_int;
-/// `execvp(3)`.
+/// The type of `execvp(3)`.
 pub type Execvpe = unsafe extern "C" fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
-/// `system(3)`.
+/// The type of `system(3)`.
 pub type System = unsafe extern "C-unwind" fn(*const c_char) -> c_int;
-/// `popen(3)`.
+/// The type of `popen(3)`.
 pub type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
-/// `setlocale(3)`.
+/// The type of `setlocale(3)`.
 pub type Setlocale = unsafe extern "C" fn(c_int, *const c_char) -> *mut c_char;
 /// The start function of a thread. It may end by unwinding: pthread_exit(3) and cancellation do.
 pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-/// `pthread_create(3)`.
+/// The type of `pthread_create(3)`.
 pub type PthreadCreate =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
-/// `pthread_attr_getsigmask_np(3)`. Returns 0 if the attributes have a mask.
+/// The type of `pthread_attr_getsigmask_np(3)`. Returns 0 if the attributes have a mask.
 pub type AttributesMask = unsafe extern "C" fn(*const libc::pthread_attr_t, *mut libc::sigset_t) -> c_int;
 
-/// `timer_create(2)`.
+/// The type of `timer_create(2)`.
 pub type TimerCreate = unsafe extern "C" fn(c_int, *mut libc::sigevent, *mut c_void) -> c_int;
-/// `mq_notify(3)`.
+/// The type of `mq_notify(3)`.
 pub type MqNotify = unsafe extern "C" fn(c_int, *const libc::sigevent) -> c_int;
-/// `aio_read(3)`, `aio_write(3)`.
+/// The type of `aio_read(3)` and `aio_write(3)`.
 pub type Aio = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// `aio_fsync(3)`.
+/// The type of `aio_fsync(3)`.
 pub type AioFsync = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
-/// `lio_listio(3)`, and `getaddrinfo_a(3)`.
+/// The type of `lio_listio(3)` and `getaddrinfo_a(3)`.
 pub type ListIo = unsafe extern "C" fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
 
-/// `pthread_exit(3)`.
+/// The type of `pthread_exit(3)`.
 pub type PthreadExit = unsafe extern "C-unwind" fn(*mut c_void) -> !;
 
 next! {

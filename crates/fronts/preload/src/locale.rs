@@ -15,10 +15,10 @@ use aquifer_sys::signals::Blocked;
 
 use crate::libc_functions;
 
-/// setlocale(3).
+/// Wraps setlocale(3).
 ///
 /// # Safety
-/// As setlocale(3).
+/// The same as for setlocale(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setlocale(category: c_int, locale: *const c_char) -> *mut c_char {
     // The program's string with the locale's name is read by loads; later calls use only memory that `malloc` allocates

@@ -34,8 +34,8 @@ pub fn lock(number: i64, args: [usize; 6]) -> isize {
     result
 }
 
-/// munlock(2), with the kernel's convention for results. The kernel unlocks first: until then the locked memory must
-/// not be evicted, so it stays pinned.
+/// Carries out munlock(2), with the kernel's convention for results. The kernel unlocks first: until then the locked
+/// memory must not be evicted, so it stays pinned.
 pub fn unlock(args: [usize; 6]) -> isize {
     let result = kernel(libc::SYS_munlock, args);
     if let Some(instance) = instance() {
@@ -53,8 +53,8 @@ pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
     }
 }
 
-/// mlockall(2), with the kernel's convention for results. The kernel would also lock the pager's own frames, so it is
-/// only asked before there are any.
+/// Carries out mlockall(2), with the kernel's convention for results. The kernel would also lock the pager's own
+/// frames, so it is only asked before there are any.
 pub fn lock_all(flags: usize) -> isize {
     if let Some(instance) = instance() {
         let future = flags & libc::MCL_FUTURE as usize != 0;
@@ -74,46 +74,46 @@ pub fn unlock_all() -> isize {
     result
 }
 
-/// mlock(2).
+/// Wraps mlock(2).
 ///
 /// # Safety
-/// As mlock(2).
+/// The same as for mlock(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(address: *const c_void, len: usize) -> c_int {
     in_libcs_manner(lock(libc::SYS_mlock, [address as usize, len, 0, 0, 0, 0])) as c_int
 }
 
-/// mlock2(2).
+/// Wraps mlock2(2).
 ///
 /// # Safety
-/// As mlock2(2).
+/// The same as for mlock2(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(address: *const c_void, len: usize, flags: c_uint) -> c_int {
     in_libcs_manner(lock(libc::SYS_mlock2, [address as usize, len, flags as usize, 0, 0, 0])) as c_int
 }
 
-/// munlock(2).
+/// Wraps munlock(2).
 ///
 /// # Safety
-/// As munlock(2).
+/// The same as for munlock(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munlock(address: *const c_void, len: usize) -> c_int {
     in_libcs_manner(unlock([address as usize, len, 0, 0, 0, 0])) as c_int
 }
 
-/// mlockall(2).
+/// Wraps mlockall(2).
 ///
 /// # Safety
-/// As mlockall(2).
+/// The same as for mlockall(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     in_libcs_manner(lock_all(flags as usize)) as c_int
 }
 
-/// munlockall(2).
+/// Wraps munlockall(2).
 ///
 /// # Safety
-/// As munlockall(2).
+/// The same as for munlockall(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munlockall() -> c_int {
     in_libcs_manner(unlock_all()) as c_int

@@ -44,10 +44,10 @@ pub fn can_be_mapped(start: usize, len: usize) -> bool {
     end(start, len).is_some_and(|end| end <= ADDRESSES_END)
 }
 
-/// mmap(2).
+/// Wraps mmap(2).
 ///
 /// # Safety
-/// As mmap(2).
+/// The same as for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn mmap(
 /// The program's mmap(2). It has a separate name, since `mmap` means the kernel's inside this library: see `build.rs`.
 ///
 /// # Safety
-/// As mmap(2).
+/// The same as for mmap(2).
 pub unsafe fn map(
     address: *mut c_void,
     len: usize,
@@ -117,10 +117,10 @@ pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usi
     }
 }
 
-/// mprotect(2).
+/// Wraps mprotect(2).
 ///
 /// # Safety
-/// As mprotect(2).
+/// The same as for mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
     // SAFETY: as mprotect(2).
@@ -130,17 +130,17 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
 /// The program's mprotect(2), under a separate name: see `map`.
 ///
 /// # Safety
-/// As mprotect(2).
+/// The same as for mprotect(2).
 pub unsafe fn protect(start: usize, len: usize, protection: usize) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // SAFETY: as mprotect(2).
     unsafe { call(libc::SYS_mprotect, [start, len, protection, 0, 0, 0]) as c_int }
 }
 
-/// pkey_mprotect(2).
+/// Wraps pkey_mprotect(2).
 ///
 /// # Safety
-/// As pkey_mprotect(2).
+/// The same as for pkey_mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protection: c_int, key: c_int) -> c_int {
     // SAFETY: as pkey_mprotect(2).
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protect
 /// The program's pkey_mprotect(2), under a separate name: see `map`.
 ///
 /// # Safety
-/// As pkey_mprotect(2).
+/// The same as for pkey_mprotect(2).
 pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key: c_int) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // The C library avoids the newer call where it can.
@@ -162,7 +162,7 @@ pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key:
 /// mmap64: the same on this target.
 ///
 /// # Safety
-/// As mmap(2).
+/// The same as for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     address: *mut c_void,
@@ -176,10 +176,10 @@ pub unsafe extern "C" fn mmap64(
     unsafe { map(address, len, protection, flags, descriptor, offset) }
 }
 
-/// munmap(2).
+/// Wraps munmap(2).
 ///
 /// # Safety
-/// As munmap(2).
+/// The same as for munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
 /// The program's munmap(2), under a separate name: see `map`.
 ///
 /// # Safety
-/// As munmap(2).
+/// The same as for munmap(2).
 pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = move || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
@@ -201,10 +201,10 @@ pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     }
 }
 
-/// madvise(2). Advice that discards contents also discards them in the tier.
+/// Wraps madvise(2). Advice that discards contents also discards them in the tier.
 ///
 /// # Safety
-/// As madvise(2).
+/// The same as for madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
 /// The program's madvise(2), under a separate name: see `map`.
 ///
 /// # Safety
-/// As madvise(2).
+/// The same as for madvise(2).
 pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
     let advise =

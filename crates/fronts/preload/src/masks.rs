@@ -145,20 +145,20 @@ fn mask_call(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -
     result.map_or_else(|errno| -(errno.0 as isize), |_| 0)
 }
 
-/// sigprocmask(2).
+/// Wraps sigprocmask(2).
 ///
 /// # Safety
-/// As sigprocmask(2).
+/// The same as for sigprocmask(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigprocmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
     let result = mask_call(how, new, old);
     libc_result(if result < 0 { Err(aquifer_sys::raw::Errno(-result as i32)) } else { Ok(0) }) as c_int
 }
 
-/// pthread_sigmask(3).
+/// Wraps pthread_sigmask(3).
 ///
 /// # Safety
-/// As pthread_sigmask(3).
+/// The same as for pthread_sigmask(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_sigmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
     -mask_call(how, new, old) as c_int

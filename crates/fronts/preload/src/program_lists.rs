@@ -20,7 +20,7 @@ macro_rules! list {
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
-        /// As its manual page says.
+        /// The caller must keep the rules of its manual page.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char, first: *const c_char) -> c_int {

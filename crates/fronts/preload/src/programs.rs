@@ -26,7 +26,7 @@ macro_rules! spawn {
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
-        /// As its manual page says.
+        /// The caller must keep the rules of its manual page.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             pid: *mut libc::pid_t,
@@ -61,12 +61,12 @@ fn may_spawn(path: *const c_char) -> bool {
     descendants::may_execute(path.expose_provenance())
 }
 
-/// vfork(2), made by this library's own code, which does not trap. A trapped call that returns twice has to be repeated
+/// Makes vfork(2) by this library's own code, which does not trap. A trapped call that returns twice has to be repeated
 /// at its call site, and after that no call of the thread traps until the thread enters the library again. Until then
 /// its calls could meet evicted memory.
 ///
 /// # Safety
-/// As vfork(2).
+/// The same as for vfork(2).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
@@ -103,10 +103,10 @@ extern "C" fn vfork_ends(result: isize, environment: usize) -> libc::pid_t {
     in_libcs_manner(result) as libc::pid_t
 }
 
-/// execve(2).
+/// Wraps execve(2).
 ///
 /// # Safety
-/// As execve(2).
+/// The same as for execve(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
     let args = [path as usize, words as usize, environment as usize, 0, 0, 0];
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: 
 /// execve(2) or execveat(2), with the entries that the new program needs in its environment. Errors are negative.
 ///
 /// # Safety
-/// As for the call.
+/// The same as for the call.
 pub unsafe fn execute(number: i64, mut args: [usize; 6]) -> isize {
     let (may, at) = match number {
         libc::SYS_execveat => (descendants::may_execute_at(args[0], args[1]), 3),
@@ -133,10 +133,10 @@ pub unsafe fn execute(number: i64, mut args: [usize; 6]) -> isize {
     })
 }
 
-/// execveat(2).
+/// Wraps execveat(2).
 ///
 /// # Safety
-/// As execveat(2).
+/// The same as for execveat(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execveat(
     directory: c_int,
@@ -150,10 +150,10 @@ pub unsafe extern "C" fn execveat(
     in_libcs_manner(unsafe { execute(libc::SYS_execveat, args) }) as c_int
 }
 
-/// fexecve(3).
+/// Wraps fexecve(3).
 ///
 /// # Safety
-/// As fexecve(3).
+/// The same as for fexecve(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(program: c_int, words: Words, environment: Words) -> c_int {
     if program < 0 || words.is_null() || environment.is_null() {
@@ -163,20 +163,20 @@ pub unsafe extern "C" fn fexecve(program: c_int, words: Words, environment: Word
     unsafe { execveat(program, c"".as_ptr(), words, environment, libc::AT_EMPTY_PATH) }
 }
 
-/// execv(3).
+/// Wraps execv(3).
 ///
 /// # Safety
-/// As execv(3).
+/// The same as for execv(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
     // SAFETY: the caller's promise; the environment is the C library's.
     unsafe { execve(path, words, environ) }
 }
 
-/// execvpe(3).
+/// Wraps execvpe(3).
 ///
 /// # Safety
-/// As execvpe(3).
+/// The same as for execvpe(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment: Words) -> c_int {
     if !descendants::may_execute_found(file) {
@@ -193,10 +193,10 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment:
     })
 }
 
-/// execvp(3).
+/// Wraps execvp(3).
 ///
 /// # Safety
-/// As execvp(3).
+/// The same as for execvp(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, words: Words) -> c_int {
     // SAFETY: the caller's promise; the environment is the C library's.
@@ -215,20 +215,20 @@ unsafe fn with_command<T>(command: *const c_char, call: impl FnOnce() -> T) -> T
     })
 }
 
-/// system(3).
+/// Wraps system(3).
 ///
 /// # Safety
-/// As system(3).
+/// The same as for system(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
     // SAFETY: the caller's promise; the symbol is libc's.
     unsafe { with_command(command, || libc_functions::system().map_or(-1, |system| system(command))) }
 }
 
-/// popen(3).
+/// Wraps popen(3).
 ///
 /// # Safety
-/// As popen(3).
+/// The same as for popen(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
     // SAFETY: the caller's promise; the symbol is libc's.

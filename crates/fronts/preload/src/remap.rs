@@ -23,10 +23,10 @@ use crate::start::instance;
 
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// mremap(2). While memory may be evicted, a managed mapping is moved by copying.
+/// Wraps mremap(2). While memory may be evicted, a managed mapping is moved by copying.
 ///
 /// # Safety
-/// As mremap(2).
+/// The same as for mremap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     address: *mut c_void,
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn mremap(
 /// `build.rs`.
 ///
 /// # Safety
-/// As mremap(2).
+/// The same as for mremap(2).
 pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: usize) -> isize {
     let args = [address as usize, old_len, new_len, flags as usize, target, 0];
     // SAFETY: as mremap(2).

@@ -16,10 +16,10 @@ use crate::kernel::libc_result;
 use crate::libc_functions;
 use crate::start::{instance, instance_inside};
 
-/// sigaction(2). For the library's own signals, while its handlers are in place, the action is only stored.
+/// Wraps sigaction(2). For the library's own signals, while its handlers are in place, the action is only stored.
 ///
 /// # Safety
-/// As sigaction(2).
+/// The same as for sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     if !signal::is_ours(signal) {
@@ -96,10 +96,10 @@ fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> 
     }
 }
 
-/// signal(2).
+/// Wraps signal(2).
 ///
 /// # Safety
-/// As signal(2).
+/// The same as for signal(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     if !signal::is_ours(signal) {

@@ -29,7 +29,7 @@ fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
 /// Reads `size * count` bytes in pieces; returns how many whole items were read.
 ///
 /// # Safety
-/// As fread(3).
+/// The same as for fread(3).
 unsafe fn read_items(
     buffer: *mut c_void,
     size: usize,
@@ -62,7 +62,7 @@ unsafe fn read_items(
 /// Writes `size * count` bytes in pieces; returns how many whole items were written.
 ///
 /// # Safety
-/// As fwrite(3).
+/// The same as for fwrite(3).
 unsafe fn write_items(
     buffer: *const c_void,
     size: usize,
@@ -92,20 +92,20 @@ unsafe fn write_items(
     done / size
 }
 
-/// fread(3).
+/// Wraps fread(3).
 ///
 /// # Safety
-/// As fread(3).
+/// The same as for fread(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the caller's promise.
     unsafe { libc_functions::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
 }
 
-/// fread_unlocked(3).
+/// Wraps fread_unlocked(3).
 ///
 /// # Safety
-/// As fread(3).
+/// The same as for fread(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fread_unlocked(
     buffer: *mut c_void,
@@ -117,20 +117,20 @@ pub unsafe extern "C" fn fread_unlocked(
     unsafe { libc_functions::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
 }
 
-/// fwrite(3).
+/// Wraps fwrite(3).
 ///
 /// # Safety
-/// As fwrite(3).
+/// The same as for fwrite(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the caller's promise.
     unsafe { libc_functions::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
 }
 
-/// fwrite_unlocked(3).
+/// Wraps fwrite_unlocked(3).
 ///
 /// # Safety
-/// As fwrite(3).
+/// The same as for fwrite(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fwrite_unlocked(
     buffer: *const c_void,

@@ -178,10 +178,10 @@ pub fn ends(status: Option<i32>) {
     aquifer_pager::ending::thread_ends(pager, status);
 }
 
-/// pthread_exit(3).
+/// Wraps pthread_exit(3).
 ///
 /// # Safety
-/// As pthread_exit(3).
+/// The same as for pthread_exit(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
     ends(None);
@@ -192,7 +192,7 @@ pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
 /// sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
 ///
 /// # Safety
-/// As sigaltstack(2).
+/// The same as for sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
     // The program's own stack is above this frame.
@@ -264,10 +264,10 @@ pub unsafe extern "C" fn thrd_create(
     }
 }
 
-/// pthread_create(3).
+/// Wraps pthread_create(3).
 ///
 /// # Safety
-/// As pthread_create(3).
+/// The same as for pthread_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn pthread_create(
 /// The program's pthread_create(3), under a separate name: the usual name means the C library's inside this library.
 ///
 /// # Safety
-/// As pthread_create(3).
+/// The same as for pthread_create(3).
 unsafe fn create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,

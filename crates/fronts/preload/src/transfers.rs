@@ -20,7 +20,7 @@ macro_rules! system_calls {
             #[doc = concat!(stringify!($name), "(2).")]
             ///
             /// # Safety
-            /// As its manual page says.
+            /// The caller must keep the rules of its manual page.
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
                 let mut args = [0usize; 6];
@@ -73,10 +73,10 @@ system_calls! {
     getrandom(buffer: *mut c_void, len: usize, flags: c_uint) -> isize = SYS_getrandom;
 }
 
-/// epoll_pwait(2).
+/// Wraps epoll_pwait(2).
 ///
 /// # Safety
-/// As epoll_pwait(2).
+/// The same as for epoll_pwait(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_pwait(
     epoll: c_int,

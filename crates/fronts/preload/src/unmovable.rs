@@ -27,7 +27,7 @@ use crate::start::instance;
 /// kernel can make unchanged.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isize> {
     if !(1..=bounce::ENTRIES_MAX).contains(&args[2]) || !is_written_to(args[0]) {
         return None;
@@ -58,7 +58,7 @@ fn is_written_to(descriptor: usize) -> bool {
 /// The result of a setsockopt(2) that asks for zero-copy sends.
 ///
 /// # Safety
-/// As for the system call.
+/// The same as for the system call.
 pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
     static SAID: AtomicBool = AtomicBool::new(false);
     let asks = args[1] == libc::SOL_SOCKET as usize && args[2] == libc::SO_ZEROCOPY as usize;
@@ -74,10 +74,10 @@ pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
     Some(-(libc::EOPNOTSUPP as isize))
 }
 
-/// vmsplice(2).
+/// Wraps vmsplice(2).
 ///
 /// # Safety
-/// As vmsplice(2).
+/// The same as for vmsplice(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count: usize, flags: c_uint) -> isize {
     // SAFETY: the caller's promise.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count
 /// The program's vmsplice(2), with libc's convention for results.
 ///
 /// # Safety
-/// As vmsplice(2).
+/// The same as for vmsplice(2).
 pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     let ours = instance().and_then(|instance| unsafe { splice(&instance.adopter, args) });
@@ -102,10 +102,10 @@ pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
     }
 }
 
-/// setsockopt(2).
+/// Wraps setsockopt(2).
 ///
 /// # Safety
-/// As setsockopt(2).
+/// The same as for setsockopt(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
     socket: c_int,

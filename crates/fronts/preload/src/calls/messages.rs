@@ -159,7 +159,7 @@ impl Part {
     }
 
     /// # Safety
-    /// As [`of`](Self::of).
+    /// The same as for [`of`](Self::of).
     unsafe fn message(place: usize, offset: usize, reads: bool) -> Result<Message, isize> {
         let given = load::<libc::msghdr>(place).ok_or(FAULT)?;
         if given.msg_iovlen > ENTRIES_MAX {
@@ -178,7 +178,7 @@ impl Part {
     /// Makes the call, and copies its results to the program.
     ///
     /// # Safety
-    /// As [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
+    /// The same as for [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
     unsafe fn transfer(&mut self, reads: bool, call: impl FnOnce(usize, usize) -> isize) -> isize {
         let pieces: Vec<_> = self.messages.iter().map(|it| self.bounce.piece(it.offset, it.len)).collect();
         let header = |(message, piece): (&mut Message, &[libc::iovec; 1])| {
