@@ -49,8 +49,8 @@ impl Builder {
     }
 
     /// Where cold blocks go, as `aquifer run --tier` takes it: `"flash:/nvme/cold"`, `"dram:size=1GiB"`,
-    /// `"compressed:"`, `"donor:10.0.0.7:7411"` and others. Up to four times, for a chain of tiers: the fastest first. At
-    /// least once.
+    /// `"compressed:"`, `"donor:10.0.0.7:7411"` and others. Up to four times, for a chain of tiers: the fastest first.
+    /// At least once.
     pub fn tier(mut self, spec: impl Into<String>) -> Self {
         self.tiers.push(spec.into());
         self

@@ -206,8 +206,8 @@ pub unsafe fn once(
     if copied { part(&bounce.piece(0, len)) } else { part(&from) }
 }
 
-/// Works like [`through`], for a file: the call is repeated until all is transferred or it comes back short, since a program
-/// need not expect a short read before the end of a file.
+/// Works like [`through`], for a file: the call is repeated until all is transferred or it comes back short, since a
+/// program need not expect a short read before the end of a file.
 ///
 /// # Safety
 /// The entries are the program's.

@@ -17,7 +17,7 @@ type Words = *const *const c_char;
 /// Declares a function whose arguments become an array for `$array`.
 macro_rules! list {
     ($name:ident, $array:path) => {
-        #[doc = concat!(stringify!($name), "(3).")]
+        #[doc = concat!("Wraps ", stringify!($name), "(3).")]
         ///
         /// # Safety
         /// The caller must keep the rules of its manual page.

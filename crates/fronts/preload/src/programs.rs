@@ -23,7 +23,7 @@ type Words = *const *const c_char;
 /// Declares one of the posix_spawn(3) family.
 macro_rules! spawn {
     ($name:ident, $may:path) => {
-        #[doc = concat!(stringify!($name), "(3).")]
+        #[doc = concat!("Wraps ", stringify!($name), "(3).")]
         ///
         /// # Safety
         /// The caller must keep the rules of its manual page.

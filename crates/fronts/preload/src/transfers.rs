@@ -17,7 +17,7 @@ use crate::calls::cancellation_point;
 macro_rules! system_calls {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $number:ident;)*) => {
         $(
-            #[doc = concat!(stringify!($name), "(2).")]
+            #[doc = concat!("Wraps ", stringify!($name), "(2).")]
             ///
             /// # Safety
             /// The caller must keep the rules of its manual page.

@@ -132,8 +132,8 @@ impl Client {
         self.decode(command, &payload)
     }
 
-    /// Works like [`Client::call`], for a command whose response says nothing new. Peers leave it out after a background
-    /// operation.
+    /// Works like [`Client::call`], for a command whose response says nothing new. Peers leave it out after a
+    /// background operation.
     pub fn run<C: Command>(&mut self, path: &[Hop], command: &C) -> Result<(), Failure> {
         self.carry_out(path, C::OPCODE, &self.encode(command)).map(drop)
     }
