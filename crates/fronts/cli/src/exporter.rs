@@ -212,7 +212,7 @@ impl Exporting {
     }
 }
 
-/// A child is not left behind as a zombie.
+/// Waits for the child, so that it is not left behind as a zombie.
 impl Drop for Exporting {
     fn drop(&mut self) {
         let _ = self.process.kill();

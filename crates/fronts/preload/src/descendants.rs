@@ -47,7 +47,7 @@ struct Needs {
     configuration: CString,
     /// The path of this library.
     library: Vec<u8>,
-    /// Programs that cannot be managed are refused.
+    /// Whether programs that cannot be managed are refused.
     strict: bool,
     /// The ledger of the whole tree, if there is one.
     ledger: Option<&'static Ledger>,

@@ -44,7 +44,7 @@ struct Held {
     replaced: BTreeSet<MemberId>,
     /// Members whose bytes are lost or no longer needed.
     abandoned: BTreeSet<MemberId>,
-    /// The manager has withdrawn it.
+    /// Whether the manager has withdrawn it.
     is_withdrawn: bool,
     /// The members on memory devices.
     #[serde(default)]

@@ -20,7 +20,7 @@ use aquifer_test_support::skip;
 
 /// How long one program may run. It waits 2 s for an answer at most, and sends fewer than 100 commands.
 const RUN_MAX: Duration = Duration::from_secs(300);
-/// Between two looks at whether it has ended.
+/// The pause between two checks whether it has ended.
 const POLL: Duration = Duration::from_millis(10);
 
 /// One run of a program.

@@ -40,7 +40,7 @@ pub struct Client {
     pub(crate) unfinished: Option<Opcode>,
     /// No command is sent before this time.
     free_at: Duration,
-    /// And none after this one.
+    /// No command is sent after this time.
     pub(crate) end_at: Option<Duration>,
     traces: Vec<Box<dyn Trace>>,
 }

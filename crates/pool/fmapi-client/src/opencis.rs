@@ -25,7 +25,7 @@ use crate::transport::{Transport, TransportFailure};
 pub(crate) const PORT: u16 = 8100;
 const HEAD_BYTES: usize = 2;
 const FRAME_HEADER_BYTES: usize = 4;
-/// The length has 12 bits.
+/// Maximum length of a frame, whose length field has 12 bits.
 const FRAME_BYTES_MAX: usize = 0xfff;
 const CCI: u16 = 4;
 const REQUEST: u8 = 1;

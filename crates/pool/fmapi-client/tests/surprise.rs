@@ -33,7 +33,7 @@ struct Trouble {
     events: u32,
     /// How often the MLD was pulled out, which unbinds its logical devices.
     mld_removals: u32,
-    /// While a test looks at the state.
+    /// Whether a test looks at the state, so that nothing may happen.
     is_paused: bool,
 }
 

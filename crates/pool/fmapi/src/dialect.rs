@@ -90,7 +90,7 @@ const QEMU_SWITCH_VENDOR: u16 = 0x19e5;
 const QEMU_SWITCH_DEVICE: u16 = 0xa128;
 
 impl Dialect {
-    /// As in revision 3.1 of the specification.
+    /// The dialect of revision 3.1 of the specification.
     pub const STANDARD: Self = Self {
         name: "standard",
         category: CategoryBits::Low,

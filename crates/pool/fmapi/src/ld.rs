@@ -24,7 +24,7 @@ payload! {
 payload! {
     /// Get LD Allocations (5401h), request.
     pub struct GetLdAllocations {
-        /// From this logical device on.
+        /// The first logical device to list.
         pub first_ld_id: u8;
         /// Maximum number of logical devices to list.
         pub count_max: u8;

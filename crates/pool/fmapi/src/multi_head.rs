@@ -9,7 +9,7 @@ use crate::failure::DecodeFailure;
 payload! {
     /// Get Multi-Headed Info (5500h), request.
     pub struct GetHeadMap {
-        /// From this logical device on.
+        /// The first logical device to list.
         pub first_ld_id: u8;
         /// Maximum number of logical devices to list.
         pub count_max: u8;

@@ -57,7 +57,7 @@ payload! {
     pub struct GetQosAllocatedBw {
         /// The number of logical devices.
         pub count: u8;
-        /// From this one on.
+        /// The first logical device to list.
         pub first_ld_id: u8;
     }
 }
@@ -66,7 +66,7 @@ payload! {
     pub struct GetQosBwLimit {
         /// The number of logical devices.
         pub count: u8;
-        /// From this one on.
+        /// The first logical device to list.
         pub first_ld_id: u8;
     }
 }

@@ -88,7 +88,7 @@ payload! {
 }
 
 impl Vppb {
-    /// Bound to no logical device.
+    /// The number that stands for no logical device.
     pub const NO_LD: u8 = 0xff;
 }
 
@@ -147,7 +147,7 @@ payload! {
 }
 
 impl BindVppb {
-    /// For a port whose device is no MLD.
+    /// The number that stands for a port whose device is no MLD.
     pub const NO_LD: u16 = 0xffff;
 }
 

@@ -38,7 +38,7 @@ const KINDS: &[(&str, &str)] = &[
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
-/// Says how to get a console.
+/// The text that says how to get a console.
 const MISSING: &str = "The console is not installed. Build it with `make console`, then run `make install` again, or \
                        name the directory of its files by `console` in the configuration.\n";
 

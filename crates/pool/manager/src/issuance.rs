@@ -74,7 +74,7 @@ pub(crate) struct Issued {
     /// The fingerprint of the authority that signed it; `None` if an earlier version recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) authority: Option<String>,
-    /// Its owner has stored a newer one.
+    /// Whether its owner has stored a newer one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_replaced: bool,
 }

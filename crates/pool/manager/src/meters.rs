@@ -62,7 +62,7 @@ pub(crate) struct Readings {
     pub(crate) steps_failed: u64,
     pub(crate) terms: u64,
     pub(crate) is_audit_damaged: bool,
-    /// Of the spans of telemetry, which counts them by itself.
+    /// The counts of spans, which telemetry itself keeps.
     pub(crate) spans: Counts,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Registered {
     topology: Arc<Topology>,
     /// The registrations in the store.
     stored: BTreeMap<EndId, Entry>,
-    /// The changes of the registrar's roster that are stored.
+    /// How many changes of the registrar's roster are stored.
     changes: Option<u64>,
     /// The registrations that are being stored, and the count of the roster's changes that they include.
     recording: Option<(u64, BTreeMap<EndId, Entry>)>,

@@ -37,7 +37,7 @@ impl fmt::Display for TelemetryFailure {
 
 impl std::error::Error for TelemetryFailure {}
 
-/// Where an operation stands in a request: as OpenTelemetry's kinds of spans.
+/// The side of a request that an operation is on, as OpenTelemetry's kinds of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// It asks another process.

@@ -23,7 +23,7 @@ use crate::collector::Collector;
 use crate::post::post;
 use crate::queue::Queue;
 
-/// Gets lines for the operator.
+/// A function that gets lines for the operator.
 pub(crate) type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Hands finished spans to the queue.

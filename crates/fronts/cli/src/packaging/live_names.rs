@@ -22,7 +22,7 @@ const LISTS: [(&str, &str); 6] = [
     ("VOLUME", "volumes"),
     ("ZONE", "zones"),
 ];
-/// Commands whose name is a new one, or is needed before there is a session.
+/// Commands that take a new name, or a name that is needed before there is a session: these names are not completed.
 const NEW: [&str; 3] = ["accounts add", "create", "login"];
 
 /// Prints the names for the next word. Its arguments are the command and the words before that one. It stands between
@@ -84,7 +84,7 @@ _aquifer_live() {
 complete -F _aquifer_live -o bashdefault -o default aquifer
 "#;
 
-/// The function of the completions takes the place of the one that is made from the table.
+/// The function for zsh that replaces the one that clap makes from the table.
 const ZSH: &str = r#"
 _aquifer() {
     local -a names

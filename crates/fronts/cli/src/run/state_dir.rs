@@ -16,7 +16,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::exit::{ExitCode, Failure, say};
 
-/// That of root, which services share.
+/// The state directory of root, which services share.
 const ROOTS: &str = "/var/lib/aquifer";
 
 /// Returns the default state directory.

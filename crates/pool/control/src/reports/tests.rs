@@ -15,7 +15,7 @@ use crate::message::encode;
 
 const HISTORIES: u64 = 100;
 const QUERIES: u32 = 60;
-/// Few, so that volumes come, change and go.
+/// How many volumes there are: few, so that they come, change and go.
 const VOLUMES: u64 = 6;
 
 fn change_donor(report: &mut DonorReport, random: &mut Random) {

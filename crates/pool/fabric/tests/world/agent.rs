@@ -14,7 +14,7 @@ use super::judge::Judge;
 
 pub struct SimAgent {
     pub is_on: bool,
-    /// No fabric manager reaches it, but it reaches donors.
+    /// Whether no fabric manager reaches it, although it reaches donors.
     pub is_cut: bool,
     gate: Gate,
     incarnation: Incarnation,

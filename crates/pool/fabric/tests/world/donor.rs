@@ -14,7 +14,7 @@ use super::judge::Judge;
 #[derive(Clone, Default)]
 struct Slab {
     lent_to: Option<(VolumeId, MemberId)>,
-    /// Holds bytes of a host that wrote to it.
+    /// Whether it holds bytes of a host that wrote to it.
     is_dirty: bool,
 }
 
@@ -26,7 +26,7 @@ struct Lease {
 
 pub struct SimDonor {
     pub is_on: bool,
-    /// No fabric manager reaches it, but hosts do.
+    /// Whether no fabric manager reaches it, although hosts do.
     pub is_cut: bool,
     pub is_draining: bool,
     gate: Gate,

@@ -67,7 +67,7 @@ pub struct World {
 
 /// Chooses the failure that is injected into each request.
 pub type Injections = Box<dyn FnMut(Opcode) -> Injected + Send>;
-/// Acts on the switch at a time.
+/// Acts on the switch at the given time.
 pub type Rival = Box<dyn FnMut(&mut Switch, u64) + Send>;
 
 /// One manager's transport.

@@ -23,7 +23,7 @@ const LEASE_SECONDS: (u64, u64) = (3, 300);
 pub enum StateConfig {
     /// In a file in this directory.
     Directory(PathBuf),
-    /// As the table says.
+    /// In the store that the table describes.
     Store(StoreConfig),
 }
 
