@@ -27,7 +27,7 @@ fn check<T>(pointer: *const T, count: usize, name: &str) -> Result<(), Failure> 
     }
 }
 
-/// A struct of the program's.
+/// Returns a struct of the program's.
 ///
 /// # Safety
 /// If it is not NULL, it points to a `T` that lives for `'a`, and that nobody changes.
@@ -55,7 +55,7 @@ impl<T> Place<T> {
     }
 }
 
-/// An array of the program's. It may be NULL if it has no elements.
+/// Returns an array of the program's. It may be NULL if it has no elements.
 ///
 /// # Safety
 /// If it is not NULL, it points to `count` elements that live for `'a`, and that nobody changes.
@@ -68,7 +68,7 @@ pub unsafe fn array<'a, T>(pointer: *const T, count: usize, name: &str) -> Resul
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// An array that is written to. It may be NULL if it has no elements.
+/// Returns an array that is written to. It may be NULL if it has no elements.
 ///
 /// # Safety
 /// The same as for [`array`], and nobody else uses it.
@@ -81,7 +81,7 @@ pub unsafe fn array_mut<'a, T>(pointer: *mut T, count: usize, name: &str) -> Res
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-/// Bytes that are written to.
+/// Returns the bytes that are written to.
 ///
 /// # Safety
 /// The same as for [`array_mut`].
@@ -90,7 +90,7 @@ pub unsafe fn bytes_mut<'a>(pointer: *mut c_void, len: usize, name: &str) -> Res
     unsafe { array_mut(pointer.cast::<u8>(), len, name) }
 }
 
-/// Text of the program's.
+/// Returns the text of the program's.
 ///
 /// # Safety
 /// If it is not NULL, it points to a string that ends with a zero and lives for `'a`.

@@ -70,7 +70,7 @@ impl Gathering {
     }
 }
 
-/// The program's pieces as the crate `aquifer` takes them.
+/// Returns the program's pieces as the crate `aquifer` takes them.
 ///
 /// # Safety
 /// The pointers are as `aquifer.h` says, and stay so for `'p`.

@@ -22,7 +22,7 @@ pub unsafe trait Growing: Copy {
     const SIZE_MIN: usize;
 }
 
-/// The size that the program has set.
+/// Returns the size that the program has set.
 ///
 /// # Safety
 /// If `pointer` is not NULL, it points to a readable number.

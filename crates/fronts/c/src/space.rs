@@ -89,7 +89,7 @@ pub(crate) fn get(space: Space) -> Result<Arc<aquifer::Space>, Failure> {
     handles::get(space.handle)
 }
 
-/// The settings as the crate `aquifer` takes them.
+/// Returns the settings as the crate `aquifer` takes them.
 ///
 /// # Safety
 /// The pointers are as `aquifer.h` says.

@@ -100,7 +100,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty store in a space: a log of `size_bytes`, rounded down to whole spans of which there are at least
+    /// Opens an empty store in a space: a log of `size_bytes`, rounded down to whole spans of which there are at least
     /// [`SPANS_MIN`](crate::SPANS_MIN), and an index for `keys_max` keys.
     pub fn open(space: &Space, size_bytes: u64, keys_max: u64) -> Result<Self, StoreFailure> {
         let spans = Spans::new(size_bytes / SPAN_BYTES);

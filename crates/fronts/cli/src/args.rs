@@ -114,8 +114,8 @@ pub fn command_line() -> clap::Command {
     Cli::command()
 }
 
-/// All that is wrong with the words. clap stops at the first wrong flag; the others are found by parsing again without
-/// it. Each round leaves out at least one word.
+/// Returns all that is wrong with the words. clap stops at the first wrong flag; the others are found by parsing again
+/// without it. Each round leaves out at least one word.
 fn complaints(mut error: clap::Error, mut words: Vec<OsString>) -> Failure {
     let complaint_about = |error: &clap::Error, words: &[OsString]| complaint(error, words.iter().skip(1).cloned());
     let mut failure = complaint_about(&error, &words);

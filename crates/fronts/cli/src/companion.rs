@@ -80,8 +80,8 @@ impl Companion {
     }
 }
 
-/// The command's arguments without the subcommand, for a companion that parses them itself. The first argument `name`
-/// is the subcommand: it cannot be the value of `--log-format`, the only option that may precede it.
+/// Returns the command's arguments without the subcommand, for a companion that parses them itself. The first argument
+/// `name` is the subcommand: it cannot be the value of `--log-format`, the only option that may precede it.
 pub fn arguments_without(name: &str, arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.collect();
     if let Some(index) = arguments.iter().position(|argument| argument == name) {

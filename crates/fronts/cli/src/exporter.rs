@@ -110,8 +110,8 @@ impl Exporter {
 struct Restarts(u32);
 
 impl Restarts {
-    /// How long to wait before the next child is started; `None` if none is started any more. `since_start` is the age
-    /// of the child that has exited.
+    /// Returns how long to wait before the next child is started; `None` if none is started any more. `since_start` is
+    /// the age of the child that has exited.
     fn pause(&mut self, since_start: Duration) -> Option<Duration> {
         if since_start > STEADY {
             self.0 = 0;

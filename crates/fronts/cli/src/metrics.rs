@@ -55,7 +55,7 @@ fn unit_of(pid: u64) -> Option<String> {
     unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// The innermost service or scope in the process's cgroup path: from the line `0::PATH`, or from systemd's own
+/// Returns the innermost service or scope in the process's cgroup path: from the line `0::PATH`, or from systemd's own
 /// hierarchy.
 fn unit_in(cgroup: &str) -> Option<String> {
     let path = cgroup.lines().find_map(|line| {

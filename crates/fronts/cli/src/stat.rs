@@ -153,8 +153,8 @@ fn json_lines(snapshots: &[Snapshot]) -> String {
     snapshots.iter().map(line).collect()
 }
 
-/// Whether managed and unmanaged memory together exceed the budget. Before anything is registered, the managed part is
-/// not known.
+/// Returns whether managed and unmanaged memory together exceed the budget. Before anything is registered, the managed
+/// part is not known.
 fn is_exceeded(snapshot: &Snapshot) -> bool {
     let used = snapshot.gauge(Gauge::ResidentBytes) + snapshot.gauge(Gauge::UnmanagedResidentBytes);
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))

@@ -41,14 +41,14 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The budget: DRAM for the space's memory, as `aquifer run --dram` takes it in bytes (`"4GiB"`, `"307MiB"`). At
-    /// least 16 MiB, and less than 1 TiB. Must be given.
+    /// Sets the budget: DRAM for the space's memory, as `aquifer run --dram` takes it in bytes (`"4GiB"`, `"307MiB"`).
+    /// At least 16 MiB, and less than 1 TiB. Must be given.
     pub fn dram(mut self, size: impl Into<String>) -> Self {
         self.dram = Some(size.into());
         self
     }
 
-    /// Where cold blocks go, as `aquifer run --tier` takes it: `"flash:/nvme/cold"`, `"dram:size=1GiB"`,
+    /// Sets where cold blocks go, as `aquifer run --tier` takes it: `"flash:/nvme/cold"`, `"dram:size=1GiB"`,
     /// `"compressed:"`, `"donor:10.0.0.7:7411"` and others. Up to four times, for a chain of tiers: the fastest first.
     /// At least once.
     pub fn tier(mut self, spec: impl Into<String>) -> Self {
@@ -62,8 +62,8 @@ impl Builder {
         self
     }
 
-    /// How many bytes move as one: a power of two from `"4KiB"` to `"2MiB"`, or `"auto"`, the default, to learn it for
-    /// each range from its accesses.
+    /// Sets how many bytes move as one: a power of two from `"4KiB"` to `"2MiB"`, or `"auto"`, the default, to learn it
+    /// for each range from its accesses.
     pub fn block_size(mut self, size: impl Into<String>) -> Self {
         self.block_size = Some(size.into());
         self
@@ -78,8 +78,8 @@ impl Builder {
         self
     }
 
-    /// The directory of the space's [named mappings](crate::named). It must exist, on a file system that is durable and
-    /// fast: their contents are read from there. By default there are none.
+    /// Sets the directory of the space's [named mappings](crate::named). It must exist, on a file system that is
+    /// durable and fast: their contents are read from there. By default there are none.
     pub fn named_in(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self

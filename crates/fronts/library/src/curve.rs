@@ -56,8 +56,9 @@ impl MissRatioCurve {
         self.curve.at(dram_bytes / PAGE_BYTES).pages_per_s * PAGE_BYTES as f64
     }
 
-    /// The least DRAM with which fetches cost at most this part of the time, `0.05` for example, if each delays the
-    /// program by `fetch`: an upper bound of their cost, since several threads, contexts and read-ahead overlap them.
+    /// Returns the least DRAM with which fetches cost at most this part of the time, `0.05` for example, if each delays
+    /// the program by `fetch`: an upper bound of their cost, since several threads, contexts and read-ahead overlap
+    /// them.
     pub fn least_dram_bytes(&self, loss: f64, fetch: Duration) -> u64 {
         self.curve.least_pages(loss, fetch.as_secs_f64(), self.figures.waited) * PAGE_BYTES
     }
@@ -123,8 +124,8 @@ impl Space {
         Ok(self.shared.memory.stop_sampling()?)
     }
 
-    /// How often memory would have to be fetched with more DRAM, or with less. `None` if nothing has been
-    /// [sampled](Self::sample_touches) yet.
+    /// Returns how often memory would have to be fetched with more DRAM, or with less. Returns `None` if nothing has
+    /// been [sampled](Self::sample_touches) yet.
     ///
     /// # Errors
     /// [`Error::Ended`], [`Error::Forked`].

@@ -105,8 +105,8 @@ impl Drop for Running<'_> {
 }
 
 impl ExecutorReads {
-    /// The list of this thread's executor, if there is one, it is for this space, and its tier gains from overlapping
-    /// reads.
+    /// Returns the list of this thread's executor, if there is one, it is for this space, and its tier gains from
+    /// overlapping reads.
     pub(crate) fn current(space: &Arc<Shared>) -> Option<Arc<ExecutorReads>> {
         let is_of = |reads: &&Arc<ExecutorReads>| std::ptr::eq(Weak::as_ptr(&reads.space), Arc::as_ptr(space));
         let current = CURRENT.with_borrow(|current| current.as_ref().filter(is_of).cloned());

@@ -154,7 +154,7 @@ impl Hints {
 }
 
 impl Mapping {
-    /// The range will be used soon: fetches its evicted pages, in the background. Returns at once.
+    /// Says that the range will be used soon: fetches its evicted pages, in the background. Returns at once.
     ///
     /// Whole blocks are fetched. They wait in DRAM until a touch puts them at their addresses, which takes some
     /// microseconds and no transfer. Where [`Pattern::Random`] was announced and blocks may change their size, a
@@ -182,7 +182,7 @@ impl Mapping {
         self.inner.prefetch(range, intent)
     }
 
-    /// The range will not be used for a long time: moves it to the tier, in the background. Returns at once.
+    /// Says that the range will not be used for a long time: moves it to the tier, in the background. Returns at once.
     ///
     /// Blocks that lie only partly in the range stay. A hint: blocks that cannot leave now stay, and when more than 32
     /// evictions wait, the oldest is dropped. An eviction that is under way may also evict pages that are touched
@@ -209,7 +209,7 @@ impl Mapping {
         self.inner.advise(range, Advice::PageOut)
     }
 
-    /// The range will not be used again: it is the first to leave when room is needed. Returns at once.
+    /// Says that the range will not be used again: it is the first to leave when room is needed. Returns at once.
     ///
     /// Unlike [`evict`](Self::evict), this transfers nothing by itself: until its DRAM is needed, a touch brings a
     /// block back within microseconds. Blocks that lie only partly in the range stay. For data that is read once, in
@@ -273,8 +273,8 @@ impl Mapping {
         self.inner.block_size(range, bytes)
     }
 
-    /// Whether a touch of the range would not wait: all of it was resident a moment ago. Takes a few nanoseconds, no
-    /// lock and no system call. False for a range that is not within the mapping.
+    /// Returns whether a touch of the range would not wait: all of it was resident a moment ago. Takes a few
+    /// nanoseconds, no lock and no system call. False for a range that is not within the mapping.
     ///
     /// The answer is a hint. A page that has left meanwhile, or the first touch of a page of a block, still costs a
     /// fault; nothing goes wrong.
@@ -295,7 +295,7 @@ impl Mapping {
         self.inner.ready(range)
     }
 
-    /// A future that makes the range resident. The fetch starts when the future is first polled.
+    /// Returns a future that makes the range resident. The fetch starts when the future is first polled.
     ///
     /// It works in any executor; see [`contexts`](crate::contexts) for one that runs thousands of them on one thread.
     /// It does not keep the mapping. Dropping it does not stop a fetch that has begun: the pages arrive in the
@@ -324,8 +324,8 @@ impl Mapping {
         self.hints().fetch(range)
     }
 
-    /// Where the range is. Adjacent bytes with one status are one run; blocks change while this looks, so each run was
-    /// true at one moment of the call.
+    /// Returns where the range is. Adjacent bytes with one status are one run; blocks change while this looks, so each
+    /// run was true at one moment of the call.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }
@@ -346,8 +346,8 @@ impl Mapping {
         self.inner.status(range)
     }
 
-    /// How hot the range is, judged by how soon memory comes back after its eviction, which is all that the space sees.
-    /// Adjacent bytes of one temperature are one run. Memory without contents is left out.
+    /// Returns how hot the range is, judged by how soon memory comes back after its eviction, which is all that the
+    /// space sees. Adjacent bytes of one temperature are one run. Memory without contents is left out.
     ///
     /// # Errors
     /// The same as for [`status`](Self::status).
@@ -355,8 +355,8 @@ impl Mapping {
         self.inner.temperature(range)
     }
 
-    /// How much of the range is how hot. [`Space::histogram`](crate::Space::histogram) is cheaper, for all of a space.
-    /// Memory that a fault is just bringing in counts a moment after its first access.
+    /// Returns how much of the range is how hot. [`Space::histogram`](crate::Space::histogram) is cheaper, for all of a
+    /// space. Memory that a fault is just bringing in counts a moment after its first access.
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }

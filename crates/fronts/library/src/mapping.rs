@@ -85,7 +85,7 @@ impl Mapping {
         false
     }
 
-    /// The first byte.
+    /// Returns a pointer to the first byte.
     ///
     /// Code that uses the pointer keeps Rust's rules for references: no write while another thread reads or writes the
     /// same bytes, no write through it while a [`view`](Self::view) lives, no use of it after the mapping has been
@@ -167,7 +167,7 @@ impl Mapping {
         self.write_bytes_in_place(at, bytes)
     }
 
-    /// A part of the memory as a slice of `T`. The range is in bytes.
+    /// Returns a part of the memory as a slice of `T`. The range is in bytes.
     ///
     /// Elements are fetched when they are touched. A touch of lost memory gets SIGBUS.
     ///
@@ -209,8 +209,8 @@ impl Mapping {
         <[T]>::ref_from_bytes(bytes).map_err(|_| unaligned::<T>(range))
     }
 
-    /// A part of the memory as a mutable slice of `T`. The range is in bytes. For threads that share the memory, split
-    /// the slice, or view it as atomics:
+    /// Returns a part of the memory as a mutable slice of `T`. The range is in bytes. For threads that share the
+    /// memory, split the slice, or view it as atomics:
     ///
     /// ```
     /// # if aquifer::probe().is_err() { return Ok(()) }

@@ -107,20 +107,20 @@ impl Space {
         Ok(Histogram::of_pages(&self.shared.memory.histogram()?))
     }
 
-    /// Maximum number of bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can ask for: a
-    /// fixed part of the budget, so that arriving blocks do not evict blocks that have just arrived.
+    /// Returns the maximum number of bytes that one [`prefetch`](Mapping::prefetch) or [`fetch`](Mapping::fetch) can
+    /// ask for: a fixed part of the budget, so that arriving blocks do not evict blocks that have just arrived.
     pub fn prefetch_bytes_max(&self) -> usize {
         self.shared.memory.wanted_bytes_max()
     }
 
-    /// Maximum number of bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin counts with all
-    /// the blocks that it keeps resident, each with the largest size that a block can have.
+    /// Returns the maximum number of bytes that may be [pinned](Mapping::pin) at a time: half of the budget. A pin
+    /// counts with all the blocks that it keeps resident, each with the largest size that a block can have.
     pub fn pin_bytes_max(&self) -> usize {
         self.shared.memory.pinned_bytes_max()
     }
 
-    /// Whether system calls may use memory of the space that is not resident. It depends on what this process may do:
-    /// see userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`.
+    /// Returns whether system calls may use memory of the space that is not resident. It depends on what this process
+    /// may do: see userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`.
     pub fn serves_system_calls(&self) -> bool {
         self.shared.memory.serves_system_calls()
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// Whether this process can have spaces: it needs Linux with userfaultfd(2).
+/// Checks whether this process can have spaces: it needs Linux with userfaultfd(2).
 ///
 /// ```
 /// if let Err(why) = aquifer::probe() {

@@ -110,8 +110,8 @@ pub fn in_windows(total: usize, max: usize, window: impl Fn(usize) -> isize) -> 
     }
 }
 
-/// Whether repeating the call cannot wait: a read past the end of a file returns immediately, and /dev/zero, /dev/full
-/// and /dev/urandom have no end.
+/// Returns whether repeating the call cannot wait: a read past the end of a file returns immediately, and /dev/zero,
+/// /dev/full and /dev/urandom have no end.
 pub fn is_file(descriptor: usize) -> bool {
     // SAFETY: fstat(2) fills the structure, or fails and leaves it all zeros, which is no kind of file.
     let found = unsafe {

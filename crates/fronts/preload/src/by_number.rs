@@ -36,7 +36,7 @@ pub fn prepare() {
     OTHERS.store(libcs.map_or(0, |libcs| libcs as usize), Ordering::Release);
 }
 
-/// syscall(2): variadic, which makes no difference to the caller of this ABI.
+/// Wraps syscall(2). That it is variadic makes no difference to the caller of this ABI.
 ///
 /// Naked, so that it has no stack frame: a call may return twice, or on another stack, and must not return through a
 /// frame of this library.
@@ -87,7 +87,8 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// The bare instruction, with libc's convention for results: including this library's own use of the name.
+/// Makes a system call by the bare instruction, with libc's convention for results: including this library's own use of
+/// the name.
 ///
 /// # Safety
 /// The same as for the system call.
@@ -125,7 +126,7 @@ extern "C" fn failed(result: isize) -> isize {
     in_libcs_manner(result)
 }
 
-/// A call on memory, with libc's convention for results.
+/// Makes a call on memory, with libc's convention for results.
 ///
 /// # Safety
 /// The same as for the system call.

@@ -63,7 +63,7 @@ pub struct Caller {
     cancellable: bool,
 }
 
-/// A libc function's call that is a cancellation point, with libc's convention for results.
+/// Makes a libc function's call that is a cancellation point, with libc's convention for results.
 ///
 /// # Safety
 /// The same as for the system call.
@@ -100,7 +100,7 @@ unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     unsafe { point(instance.map(|instance| &instance.adopter), number, *args) }
 }
 
-/// [`cancellation_point`], for a thread whose calls may be in progress when the pager starts.
+/// Works like [`cancellation_point`], for a thread whose calls may be in progress when the pager starts.
 ///
 /// # Safety
 /// The same as for the system call.
@@ -136,8 +136,8 @@ pub fn in_libcs_manner(result: isize) -> isize {
     libc_result(if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) })
 }
 
-/// Whether a call is a wait of futex(2), which reads its word and its timeout before it waits, and touches no memory
-/// after that. If it fails because one of them is missing, it has had no effect.
+/// Returns whether a call is a wait of futex(2), which reads its word and its timeout before it waits, and touches no
+/// memory after that. If it fails because one of them is missing, it has had no effect.
 fn is_wait(number: i64, args: &[usize; 6]) -> bool {
     const FLAGS: c_int = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && matches!(args[1] as c_int & !FLAGS, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET)
@@ -186,7 +186,7 @@ impl Caller {
         unsafe { cancellation::call(number, args, self.cancellable) }
     }
 
-    /// Whether a call touches memory that it must pin.
+    /// Returns whether a call touches memory that it must pin.
     ///
     /// # Safety
     /// The same as for the system call.
@@ -271,8 +271,8 @@ impl Caller {
         result
     }
 
-    /// A call that is not split into windows: all its memory is pinned, or copied. Memory that the table does not list
-    /// is at least made resident, and a call that still fails is repeated.
+    /// Makes a call that is not split into windows: all its memory is pinned, or copied. Memory that the table does not
+    /// list is at least made resident, and a call that still fails is repeated.
     unsafe fn plain(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { self.copied(adopter, number, &args) } {

@@ -57,8 +57,8 @@ fn entries(start: usize, count: usize, each: &mut dyn FnMut(usize, usize)) {
     }
 }
 
-/// `struct msghdr`: name and its length, vector and its length, control and its length, flags. False if it cannot be
-/// read.
+/// Reads a `struct msghdr`: name and its length, vector and its length, control and its length, flags. Returns false if
+/// it cannot be read.
 fn header(start: usize, each: &mut dyn FnMut(usize, usize)) -> bool {
     let Some([name, _, vector, count, control, control_len, _]) = words(start) else { return false };
     each(start, size_of::<libc::mmsghdr>());

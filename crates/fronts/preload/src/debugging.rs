@@ -18,8 +18,8 @@ use crate::start::instance_inside;
 const PIECE_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
-/// Whether the kernel can read a byte at `at`. A listener resolves the kernel's fault; a lost page gives an error, not
-/// a signal.
+/// Returns whether the kernel can read a byte at `at`. A listener resolves the kernel's fault; a lost page gives an
+/// error, not a signal.
 fn is_readable(at: usize) -> bool {
     let mut byte = 0u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -128,8 +128,8 @@ fn look(needs: &Needs, environment: usize) -> Option<Found> {
     Some(found)
 }
 
-/// Whether a word of `LD_PRELOAD` names this library, or that of another release, which another `aquifer run` has
-/// named. The loader only warns about a library that it cannot read, and runs the program without it.
+/// Returns whether a word of `LD_PRELOAD` names this library, or that of another release, which another `aquifer run`
+/// has named. The loader only warns about a library that it cannot read, and runs the program without it.
 fn is_library(word: &[u8], ours: &[u8]) -> bool {
     fn name(path: &[u8]) -> Option<&[u8]> {
         path.rsplit(|byte| *byte == b'/').next()
@@ -289,7 +289,7 @@ fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
     }
 }
 
-/// For system(3) and popen(3), which use the C library's environment: it is exchanged for as long as they need it.
+/// Exchanges the C library's environment for system(3) and popen(3), which use it, for as long as they need it.
 ///
 /// Other threads may use it at the same time: setenv(3) copies its entries, and another system(3) passes it on. An
 /// environment that another thread may still use is not freed.
@@ -322,8 +322,8 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the program at `path` may be executed. False if `--strict` refuses it; the errno is then EACCES. Reports the
-/// first program of the tree that cannot be managed.
+/// Returns whether the program at `path` may be executed. Returns false if `--strict` refuses it; the errno is then
+/// EACCES. Reports the first program of the tree that cannot be managed.
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };

@@ -18,8 +18,8 @@ use aquifer_sys::thread_slot;
 
 use crate::calls;
 
-/// The result of a call that concerns one of the library's descriptors, errors negative; `None` for a call that goes to
-/// the kernel unchanged.
+/// Returns the result of a call that concerns one of the library's descriptors, errors negative; `None` for a call that
+/// goes to the kernel unchanged.
 pub fn answer(number: i64, args: &[usize; 6]) -> Option<isize> {
     let refused = Some(-(libc::EBADF as isize));
     match number {

@@ -168,8 +168,8 @@ struct Begins {
     argument: *mut c_void,
 }
 
-/// Where such a child begins. It never returns to [`with_trap`]. Where calls do not trap, the library does not see the
-/// call that ends it, so its end is handled here.
+/// Runs in such a child, from its beginning. It never returns to [`with_trap`]. Where calls do not trap, the library
+/// does not see the call that ends it, so its end is handled here.
 unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
     // SAFETY: `clone` passes this pointer, and its caller passed a function of this type.
     let (run, argument) = unsafe {
@@ -188,8 +188,8 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
     status
 }
 
-/// A process with a copy of the memory cannot share its parent's descriptor table, which contains the descriptors for
-/// the parent's own memory: it gets a copy of the table as well.
+/// Returns the flags without the shared descriptor table. A process with a copy of the memory cannot share its parent's
+/// descriptor table, which contains the descriptors for the parent's own memory: it gets a copy of the table as well.
 fn without_shared_table(flags: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if flags & libc::CLONE_FILES as usize != 0 && !SAID.swap(true, Ordering::Relaxed) {

@@ -23,8 +23,8 @@ use aquifer_sys::signals;
 use crate::libc_functions;
 use crate::start::instance;
 
-/// Whether the C library may start threads of its own for a call. `transfers`: they also read or write the program's
-/// memory.
+/// Returns whether the C library may start threads of its own for a call. `transfers`: they also read or write the
+/// program's memory.
 fn may_have_threads(transfers: bool) -> bool {
     static SAID: AtomicBool = AtomicBool::new(false);
     let Some(instance) = instance() else { return true };
@@ -45,7 +45,7 @@ fn refused() -> c_int {
     -1
 }
 
-/// Whether an event asks for a thread.
+/// Returns whether an event asks for a thread.
 ///
 /// # Safety
 /// The same as for timer_create(2).

@@ -23,7 +23,7 @@ pub fn libc_result(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// A system call with libc's convention for results.
+/// Makes a system call with libc's convention for results.
 ///
 /// # Safety
 /// The same as for [`syscall`].
@@ -66,7 +66,7 @@ straight_through! {
     __wrap_pwrite64(d: c_int, b: *const c_void, l: usize, o: i64) -> isize = libc::SYS_pwrite64;
 }
 
-/// libc's own sigaction, for this library's own use of the name: it installs the action unchanged.
+/// Calls libc's own sigaction, for this library's own use of the name: it installs the action unchanged.
 ///
 /// # Safety
 /// The same as for sigaction(2).
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn __wrap_sigaction(
     }
 }
 
-/// libc's own pthread_create, for this library's own use of the name.
+/// Calls libc's own pthread_create, for this library's own use of the name.
 ///
 /// # Safety
 /// The same as for pthread_create(3).

@@ -31,7 +31,7 @@ pub fn takes_memory(request: usize) -> bool {
     matches!(request & 0xffff_ffff, KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2)
 }
 
-/// Whether the guest's accesses to that memory would fail.
+/// Returns whether the guest's accesses to that memory would fail.
 ///
 /// # Safety
 /// `region` is the argument of such a request.

@@ -32,8 +32,8 @@ fn is_plain(flags: c_int) -> bool {
 /// The end of the addresses that a program can have (TASK_SIZE of x86-64 with four levels of page tables).
 pub const ADDRESSES_END: usize = 0x7fff_ffff_f000;
 
-/// The end of `start..start + len`, in whole pages. `None` if it is no range of pages: the kernel refuses the call, so
-/// the pager must not release anything.
+/// Returns the end of `start..start + len`, in whole pages. Returns `None` if it is no range of pages: the kernel
+/// refuses the call, so the pager must not release anything.
 fn end(start: usize, len: usize) -> Option<usize> {
     let end = start.checked_add(len.checked_next_multiple_of(4096)?)?;
     (start.is_multiple_of(4096) && len > 0).then_some(end)
@@ -61,7 +61,8 @@ pub unsafe extern "C" fn mmap(
     unsafe { map(address, len, protection, flags, descriptor, offset) }
 }
 
-/// The program's mmap(2). It has a separate name, since `mmap` means the kernel's inside this library: see `build.rs`.
+/// Carries out the program's mmap(2). It has a separate name, since `mmap` means the kernel's inside this library: see
+/// `build.rs`.
 ///
 /// # Safety
 /// The same as for mmap(2).
@@ -99,8 +100,8 @@ pub unsafe fn map(
     std::ptr::with_exposed_provenance_mut(mapped as usize)
 }
 
-/// mmap(2) with MAP_FIXED that replaces managed plain memory by plain memory: the new memory is managed like the old.
-/// Runtimes return memory to the kernel and reuse it in this way.
+/// Carries out an mmap(2) with MAP_FIXED that replaces managed plain memory by plain memory: the new memory is managed
+/// like the old. Runtimes return memory to the kernel and reuse it in this way.
 fn remap_fixed(adopter: &'static Adopter, args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { call(libc::SYS_mmap, args) };
@@ -127,7 +128,7 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
     unsafe { protect(address as usize, len, protection as usize) }
 }
 
-/// The program's mprotect(2), under a separate name: see `map`.
+/// Carries out the program's mprotect(2), under a separate name: see `map`.
 ///
 /// # Safety
 /// The same as for mprotect(2).
@@ -147,7 +148,7 @@ pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protect
     unsafe { protect_with_key(address as usize, len, protection as usize, key) }
 }
 
-/// The program's pkey_mprotect(2), under a separate name: see `map`.
+/// Carries out the program's pkey_mprotect(2), under a separate name: see `map`.
 ///
 /// # Safety
 /// The same as for pkey_mprotect(2).
@@ -159,7 +160,7 @@ pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key:
     unsafe { call(number, [start, len, protection, key as usize, 0, 0]) as c_int }
 }
 
-/// mmap64: the same on this target.
+/// Wraps mmap64, which is the same as mmap(2) on this target.
 ///
 /// # Safety
 /// The same as for mmap(2).
@@ -186,7 +187,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
     unsafe { unmap(address, len) }
 }
 
-/// The program's munmap(2), under a separate name: see `map`.
+/// Carries out the program's munmap(2), under a separate name: see `map`.
 ///
 /// # Safety
 /// The same as for munmap(2).
@@ -211,7 +212,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
     unsafe { advise(address, len, advice) }
 }
 
-/// The program's madvise(2), under a separate name: see `map`.
+/// Carries out the program's madvise(2), under a separate name: see `map`.
 ///
 /// # Safety
 /// The same as for madvise(2).
@@ -294,8 +295,9 @@ fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
     })
 }
 
-/// Advice that the pager follows itself. The kernel only checks whether the range is valid: it would otherwise swap out
-/// pages that the pager manages, and split its mappings for flags that mean nothing to memory without a file.
+/// Carries out advice that the pager follows itself. The kernel only checks whether the range is valid: it would
+/// otherwise swap out pages that the pager manages, and split its mappings for flags that mean nothing to memory
+/// without a file.
 fn announce(
     adopter: &'static Adopter,
     start: usize,
@@ -326,8 +328,8 @@ fn guard(adopter: &'static Adopter, start: usize, len: usize, advise: impl Fn(c_
     adopter.surrender(start, len.next_multiple_of(4096), move || advise(MADV_GUARD_INSTALL))
 }
 
-/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are made resident and pinned: under signal delivery the
-/// kernel cannot fetch them itself. If the range exceeds the budget, the first pieces are evicted again.
+/// Carries out MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are made resident and pinned: under signal
+/// delivery the kernel cannot fetch them itself. If the range exceeds the budget, the first pieces are evicted again.
 fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) -> c_int {
     let piece = (adopter.pin_bytes_max() & !4095).max(4096);
     for done in (0..len).step_by(piece) {

@@ -71,8 +71,8 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
 /// recvmmsg(2) has no such bound.
 const SENT_MESSAGES_MAX: usize = 1024;
 
-/// How many messages a call of [`Shape::Messages`] is for. The kernel reads an `unsigned int`, and ignores the upper
-/// half of the register.
+/// Returns how many messages a call of [`Shape::Messages`] is for. The kernel reads an `unsigned int`, and ignores the
+/// upper half of the register.
 pub fn message_count(number: i64, args: &[usize; 6]) -> usize {
     let count = args[2] as u32 as usize;
     if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MAX) } else { count }

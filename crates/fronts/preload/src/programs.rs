@@ -114,7 +114,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: 
     in_libcs_manner(unsafe { execute(libc::SYS_execve, args) }) as c_int
 }
 
-/// execve(2) or execveat(2), with the entries that the new program needs in its environment. Errors are negative.
+/// Makes execve(2) or execveat(2), with the entries that the new program needs in its environment. Errors are negative.
 ///
 /// # Safety
 /// The same as for the call.

@@ -39,8 +39,8 @@ pub unsafe extern "C" fn mremap(
     std::ptr::with_exposed_provenance_mut(unsafe { remap(address, old_len, new_len, flags, target as usize) } as usize)
 }
 
-/// The program's mremap(2). It has a separate name, since `mremap` means the kernel's inside this library: see
-/// `build.rs`.
+/// Carries out the program's mremap(2). It has a separate name, since `mremap` means the kernel's inside this library:
+/// see `build.rs`.
 ///
 /// # Safety
 /// The same as for mremap(2).

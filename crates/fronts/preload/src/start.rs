@@ -236,8 +236,8 @@ fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tie
     }
 }
 
-/// The ledger of the budget, if the whole tree shares the budget. A program whose parent had closed the descriptor has
-/// a budget to itself.
+/// Returns the ledger of the budget, if the whole tree shares the budget. A program whose parent had closed the
+/// descriptor has a budget to itself.
 fn ledger(config: &Config) -> Option<&'static Ledger> {
     let number = config.ledger_fd?;
     match Ledger::attach(number, config.dram_bytes / PAGE_BYTES) {

@@ -71,8 +71,8 @@ pub fn pin_stack_below(instance: &'static Instance, top: usize) -> Result<Option
 /// Maximum number of entries of a robust mutex list that the kernel follows: its ROBUST_LIST_LIMIT.
 const ROBUST_MAX: usize = 2048;
 
-/// The address and length of the part to pin at the end of the new thread's stack; zeros if the program gives it no
-/// stack.
+/// Returns the address and length of the part to pin at the end of the new thread's stack; zeros if the program gives
+/// it no stack.
 fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     let (mut start, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the caller of pthread_create(3) promises good attributes, or none.
@@ -189,7 +189,7 @@ pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
     unsafe { libc_functions::pthread_exit().expect("libc has pthread_exit")(value) }
 }
 
-/// sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
+/// Wraps sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
 ///
 /// # Safety
 /// The same as for sigaltstack(2).
@@ -242,8 +242,8 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     unsafe { (job.run)(job.argument) }
 }
 
-/// A C11 thread, which is a thread of pthread_create(3) whose result is an `int`. glibc's own function would create it
-/// without calling this library's wrapper.
+/// Creates a C11 thread, which is a thread of pthread_create(3) whose result is an `int`. glibc's own function would
+/// create it without calling this library's wrapper.
 ///
 /// # Safety
 /// As `thrd_create` of C11, section 7.26.5.1.
@@ -279,7 +279,8 @@ pub unsafe extern "C" fn pthread_create(
     unsafe { create(thread, attributes, start, argument) }
 }
 
-/// The program's pthread_create(3), under a separate name: the usual name means the C library's inside this library.
+/// Carries out the program's pthread_create(3), under a separate name: the usual name means the C library's inside this
+/// library.
 ///
 /// # Safety
 /// The same as for pthread_create(3).

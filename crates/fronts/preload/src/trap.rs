@@ -226,8 +226,9 @@ fn may_be_advised_from_outside(advice: c_int) -> bool {
     matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | mappings::MADV_COLLAPSE)
 }
 
-/// An io_uring reads and writes without a visible call of the program, so nothing pins its memory. Under signal
-/// delivery, the kernel could find it evicted; where eviction copies pages, it could be evicted during a transfer.
+/// Refuses an io_uring, which reads and writes without a visible call of the program, so nothing pins its memory. Under
+/// signal delivery, the kernel could find it evicted; where eviction copies pages, it could be evicted during a
+/// transfer.
 fn refuse_rings(copies: bool) -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if copies {

@@ -23,8 +23,8 @@ use crate::libc_functions;
 use crate::program_memory::load;
 use crate::start::instance;
 
-/// vmsplice(2) of managed memory into a pipe, with the kernel's convention for results. `None` for a call that the
-/// kernel can make unchanged.
+/// Carries out vmsplice(2) of managed memory into a pipe, with the kernel's convention for results. Returns `None` for
+/// a call that the kernel can make unchanged.
 ///
 /// # Safety
 /// The same as for the system call.
@@ -55,7 +55,7 @@ fn is_written_to(descriptor: usize) -> bool {
     flags.is_ok_and(|flags| flags as c_int & libc::O_ACCMODE != libc::O_RDONLY)
 }
 
-/// The result of a setsockopt(2) that asks for zero-copy sends.
+/// Returns the result of a setsockopt(2) that asks for zero-copy sends.
 ///
 /// # Safety
 /// The same as for the system call.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count
     unsafe { splice_in_libcs_manner([pipe as usize, vector as usize, count, flags as usize, 0, 0]) }
 }
 
-/// The program's vmsplice(2), with libc's convention for results.
+/// Carries out the program's vmsplice(2), with libc's convention for results.
 ///
 /// # Safety
 /// The same as for vmsplice(2).

@@ -58,8 +58,8 @@ impl MissRatioCurve {
         self.0.miss_ratio(dram_bytes)
     }
 
-    /// The least DRAM with which fetches cost at most this part of the time, 0.05 for example. None if it is not known
-    /// how long a fetch takes, and not given.
+    /// Returns the least DRAM with which fetches cost at most this part of the time, 0.05 for example. Returns None if
+    /// it is not known how long a fetch takes, and not given.
     #[pyo3(signature = (loss, fetch_seconds = None), text_signature = "($self, loss, fetch_seconds=None)")]
     fn least_dram_bytes(&self, loss: f64, fetch_seconds: Option<f64>) -> PyResult<Option<u64>> {
         if !(loss > 0.0 && loss < 1.0) {

@@ -67,7 +67,7 @@ pub fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }
 }
 
-/// The mapping of an object whose class inherits from this exporter and from [`Mapping`].
+/// Returns the mapping of an object whose class inherits from this exporter and from [`Mapping`].
 ///
 /// # Safety
 /// `this` is an object, and the interpreter's lock is held.

@@ -21,8 +21,8 @@ pub const MEMBERS_MAX: usize = 1024;
 /// Maximum number of volumes in one listing: the maximum that an agent's configuration can name.
 pub const LISTED_MAX: usize = 4096;
 
-/// Whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_` and
-/// `.`, beginning with a letter or a digit.
+/// Returns whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_`
+/// and `.`, beginning with a letter or a digit.
 pub fn is_name(text: &str) -> bool {
     let is_allowed = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
     let is_first = |one: u8| matches!(one, b'a'..=b'z' | b'0'..=b'9');

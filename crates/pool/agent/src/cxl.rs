@@ -106,8 +106,8 @@ pub(crate) fn turn(tree: &dyn Tree, settings: &CxlSettings, change: Change<'_>, 
     }
 }
 
-/// The part of a member's report whose changes are logged: its state, and whether there is trouble. Details, such as
-/// how much memory a holder has, appear only in the report.
+/// Returns the part of a member's report whose changes are logged: its state, and whether there is trouble. Details,
+/// such as how much memory a holder has, appear only in the report.
 fn logged_part(host_state: &HostState, task: &DeviceTask) -> (Option<Discriminant<MemberState>>, bool) {
     let report = host_state.report();
     let state = report.member(task.volume, task.member).map(|member| discriminant(&member.state));

@@ -157,8 +157,8 @@ impl Authority {
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// An authority from its certificate and key, in PEM. Checks a signature as ends will check it, so that an expired
-    /// authority, or a key that belongs to another certificate, is detected now.
+    /// Loads an authority from its certificate and key, in PEM. Checks a signature as ends will check it, so that an
+    /// expired authority, or a key that belongs to another certificate, is detected now.
     pub fn load(certificate: &str, key: &str, now: Millis) -> Result<Authority, Unusable> {
         let unusable =
             |why: &dyn fmt::Display, remedy: &str| Unusable(format!("the authority cannot be used: {why}; {remedy}"));

@@ -24,16 +24,16 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// The validity of a certificate that is signed now, for `days` days, but not beyond the end of its authority's
-    /// validity, `authority`. `None` if the authority has expired or is about to.
+    /// Creates the validity of a certificate that is signed now, for `days` days, but not beyond the end of its
+    /// authority's validity, `authority`. Returns `None` if the authority has expired or is about to.
     pub fn new(now: Millis, days: u32, authority: Millis) -> Option<Validity> {
         let from = Millis(now.0.saturating_sub(SKEW.0));
         let until = Millis(now.0.saturating_add(u64::from(days.min(DAYS_MAX)) * DAY_MS).min(authority.0));
         (until.0 > now.0).then_some(Validity { from, until })
     }
 
-    /// Whether a renewal is due: two thirds of the validity are over. A certificate that is not valid yet is not
-    /// renewed: the clock is wrong, and the dates of a new certificate would be as wrong.
+    /// Returns whether a renewal is due: two thirds of the validity are over. A certificate that is not valid yet is
+    /// not renewed: the clock is wrong, and the dates of a new certificate would be as wrong.
     pub const fn is_due(&self, now: Millis) -> bool {
         let whole = self.until.0.saturating_sub(self.from.0);
         now.0 >= self.from.0.saturating_add(whole / 3 * 2)

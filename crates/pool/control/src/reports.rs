@@ -72,8 +72,8 @@ impl Held {
         Held { is_spoken: version >= VERSION, last: None, bytes: 0 }
     }
 
-    /// The report that the end need not send again. A whole one is asked for once all changes together are as long as
-    /// the longest message, so that an end that only ever adds to its report cannot fill the manager's memory.
+    /// Returns the report that the end need not send again. A whole one is asked for once all changes together are as
+    /// long as the longest message, so that an end that only ever adds to its report cannot fill the manager's memory.
     pub(crate) fn known(&self) -> Option<u32> {
         let is_bounded = self.bytes <= FRAME_BYTES_MAX;
         self.last.as_ref().filter(|_| self.is_spoken && is_bounded).map(|(number, _)| *number)

@@ -121,8 +121,8 @@ impl SwitchConfig {
         text.parse().map_err(plain)
     }
 
-    /// The bounds of the client's waits. A command that is refused as busy is sent again by the caller, after it has
-    /// read the state again, and not by the client.
+    /// Returns the bounds of the client's waits. A command that is refused as busy is sent again by the caller, after
+    /// it has read the state again, and not by the client.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             answer: Duration::from_millis(self.answer_ms),

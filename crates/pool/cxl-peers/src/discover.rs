@@ -65,8 +65,8 @@ pub(crate) fn read_bindings(client: &mut Client, clock: &dyn Clock, into: &mut I
     Ok(())
 }
 
-/// The virtual switch of a peer that does not describe it, such as QEMU's: all vPPBs of the only one are bound, so each
-/// downstream port is bound to it for good.
+/// Returns the virtual switch of a peer that does not describe it, such as QEMU's: all vPPBs of the only one are bound,
+/// so each downstream port is bound to it for good.
 fn fixed_bindings(identity: &SwitchIdentity, ports: &[PortStatus]) -> Option<VirtualSwitch> {
     let is_fixed = identity.virtual_switches == 1 && identity.vppbs_active == identity.vppbs_total;
     let in_state = |state| ports.iter().filter(move |port| port.state == state);

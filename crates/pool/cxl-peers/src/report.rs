@@ -31,8 +31,8 @@ pub(crate) fn host_of<'a>(config: &'a SwitchConfig, inventory: &Inventory, vcs_i
     config.hosts.iter().find(|(_, ports)| ports.contains(&upstream)).map(|(host, _)| host)
 }
 
-/// The vPPB through which a host of dynamic capacity reaches a device. `host_id` is the device's number for the host:
-/// that of an LD of an MLD, or of a head.
+/// Returns the vPPB through which a host of dynamic capacity reaches a device. `host_id` is the device's number for the
+/// host: that of an LD of an MLD, or of a head.
 pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<(u8, u8)> {
     let found = match device.is_mld() {
         true => inventory.holder(device, LdId(host_id)),

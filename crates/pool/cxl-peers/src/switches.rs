@@ -101,8 +101,8 @@ impl Switches {
         whole
     }
 
-    /// How long after a round a command to a switch may still arrive, as `ROUND_AGE_MAX` and the limits of the slowest
-    /// switch have it: sending a command and its answer each have a limit. Zero without switches.
+    /// Returns how long after a round a command to a switch may still arrive, as `ROUND_AGE_MAX` and the limits of the
+    /// slowest switch have it: sending a command and its answer each have a limit. Zero without switches.
     pub fn command_time_max(&self) -> Duration {
         let answers = self.peers.iter().map(|peer| Duration::from_millis(peer.config().answer_ms) * 2);
         answers.max().map_or(Duration::ZERO, |slowest| slowest + ROUND_AGE_MAX)

@@ -193,8 +193,8 @@ impl SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// A box of 22 memory devices of 256 GiB for three hosts, each of which can have all of them: ports of 8 lanes, and
-    /// of 16 for the first host, PCIe 5.0. The figures are those of a published box (Samsung's CMM-B).
+    /// Returns a box of 22 memory devices of 256 GiB for three hosts, each of which can have all of them: ports of 8
+    /// lanes, and of 16 for the first host, PCIe 5.0. The figures are those of a published box (Samsung's CMM-B).
     pub fn memory_box() -> Self {
         const DEVICES: u8 = 22;
         const HOSTS: u8 = 3;

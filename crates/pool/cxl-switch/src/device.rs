@@ -119,8 +119,8 @@ impl Device {
         self.lds.get_mut(usize::from(ld_id))
     }
 
-    /// The answer to a command of sets 54h and 56h; None for other sets. `bound` has a bit for each logical device that
-    /// is bound.
+    /// Returns the answer to a command of sets 54h and 56h; None for other sets. `bound` has a bit for each logical
+    /// device that is bound.
     pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
         let answer = self.answer_for_lds(context, request, bound);
         let answer = answer.or_else(|| self.qos.answer(context, request));

@@ -129,7 +129,7 @@ impl Extents {
         self.held.iter().filter(|held| held.start < range.end && range.start < held.range().end)
     }
 
-    /// The extents that lie completely in the range. Extents that reach out of it are left out, unless
+    /// Returns the extents that lie completely in the range. Extents that reach out of it are left out, unless
     /// [`Extents::split`] cut them before.
     pub fn inside(&mut self, range: &Range<u64>) -> impl Iterator<Item = &mut Held> {
         self.held.iter_mut().filter(move |held| range.start <= held.start && held.range().end <= range.end)

@@ -103,7 +103,7 @@ impl Switch {
     }
 }
 
-/// Whether a byte of a write is enabled: in the first and the last double word, one bit decides for each byte;
+/// Returns whether a byte of a write is enabled: in the first and the last double word, one bit decides for each byte;
 /// elsewhere, all bytes are enabled.
 fn is_enabled(request: &LdMemoryRequest, at: usize) -> bool {
     let offset = request.address % 4 + at as u64;

@@ -155,8 +155,8 @@ impl Switch {
         self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target })
     }
 
-    /// The target that a request names. For an empty port or SLD, the LD id is FFFFh; one peer's manager sends 0 for an
-    /// SLD, which is accepted, too.
+    /// Returns the target that a request names. For an empty port or SLD, the LD id is FFFFh; one peer's manager sends
+    /// 0 for an SLD, which is accepted, too.
     fn target(&self, bind: &BindVppb) -> Option<Target> {
         let port_id = bind.port_id;
         self.ports.get(usize::from(port_id)).filter(|port| port.config.role == PortRole::Downstream)?;
@@ -198,8 +198,8 @@ impl Switch {
         }
     }
 
-    /// Request Abort Background Operation (0005h). The answer is the same if an operation is so near its end that it is
-    /// not aborted.
+    /// Answers Request Abort Background Operation (0005h). The answer is the same if an operation is so near its end
+    /// that it is not aborted.
     pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
         if let Some(job) = self.background.abortable(context.now_ns) {
             self.conclude(context, job, ReturnCode::ABORTED);

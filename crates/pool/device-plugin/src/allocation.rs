@@ -126,7 +126,7 @@ fn container(resource: &Resource, surroundings: &Surroundings) -> Result<Contain
     })
 }
 
-/// The name of the variable: `AQUIFER_VOLUME_` and the volume's name, in capitals, with `_` in place of
+/// Returns the name of the variable: `AQUIFER_VOLUME_` and the volume's name, in capitals, with `_` in place of
 /// characters that a shell does not accept in names.
 pub fn variable(volume: &str) -> String {
     let capital = |one: char| if one.is_ascii_alphanumeric() { one.to_ascii_uppercase() } else { '_' };

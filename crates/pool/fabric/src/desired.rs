@@ -136,8 +136,8 @@ impl Volume {
         self.spec.redundancy.span_bytes(min)
     }
 
-    /// What it takes from each source. Memory that is given back after an unbind is room for the next binding: on each
-    /// source, the larger of that memory and the rest counts, not the sum.
+    /// Returns what it takes from each source. Memory that is given back after an unbind is room for the next binding:
+    /// on each source, the larger of that memory and the rest counts, not the sum.
     pub(crate) fn taken(&self) -> Vec<Choice> {
         let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
         for (_, member) in self.places() {

@@ -69,9 +69,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate of a donor or an agent that has just started, with the greatest term seen in all its incarnations. The
-    /// owner stores a term before it acts on it: if it forgot the term, it would obey a deposed manager, which would
-    /// treat it as empty and lend memory that is no longer desired.
+    /// Creates the gate of a donor or an agent that has just started, with the greatest term seen in all its
+    /// incarnations. The owner stores a term before it acts on it: if it forgot the term, it would obey a deposed
+    /// manager, which would treat it as empty and lend memory that is no longer desired.
     pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
         Gate { incarnation, term, sequence: 0 }
     }
@@ -81,8 +81,8 @@ impl Gate {
         self.term
     }
 
-    /// Whether to report to a fabric manager with this term. If so, commands of smaller terms are refused from now on:
-    /// a manager that has the report knows that no command of an older manager will follow it.
+    /// Checks whether to report to a fabric manager with this term. If so, commands of smaller terms are refused from
+    /// now on: a manager that has the report knows that no command of an older manager will follow it.
     pub fn report_to(&mut self, term: Term) -> Result<(), Stale> {
         if term < self.term {
             return Err(Stale::Term { seen: self.term });

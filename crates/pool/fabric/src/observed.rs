@@ -152,8 +152,8 @@ impl VolumeReport {
         self.at(place).any(|(id, member)| *id != except && member.state == MemberState::InSync)
     }
 
-    /// Whether a member may leave, as far as the host knows. An agent checks this before it lets a member go, since the
-    /// manager may have decided on an older report.
+    /// Returns whether a member may leave, as far as the host knows. An agent checks this before it lets a member go,
+    /// since the manager may have decided on an older report.
     pub fn may_leave(&self, member: MemberId, why: Why) -> bool {
         let Some(leaving) = self.members.get(&member) else { return true };
         let place = leaving.lease.place;
@@ -197,8 +197,8 @@ pub struct HostReport {
 }
 
 impl HostReport {
-    /// Why a member on a memory device is not online, or not offline, yet: one line of limited length, because any
-    /// host's agent may have written it.
+    /// Returns why a member on a memory device is not online, or not offline, yet: one line of limited length, because
+    /// any host's agent may have written it.
     pub fn trouble_of(&self, volume: VolumeId, member: MemberId) -> Option<String> {
         let why = self.trouble.get(&volume)?.get(&member)?;
         Some(why.chars().map(|one| if one.is_control() { ' ' } else { one }).take(TROUBLE_CHARS_MAX).collect())
@@ -288,8 +288,8 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The greatest term that any donor or host has seen. After the stored state was lost, the next term must be
-    /// greater.
+    /// Returns the greatest term that any donor or host has seen. After the stored state was lost, the next term must
+    /// be greater.
     pub fn term_max(&self) -> Term {
         let donors = self.donors.values().map(|donor| donor.term);
         donors.chain(self.hosts.values().map(|host| host.term)).max().unwrap_or_default()

@@ -178,8 +178,8 @@ impl Capacity {
         }
     }
 
-    /// The source for one member: the first class that has enough in one place, else the source with the most room in
-    /// any class.
+    /// Returns the source for one member: the first class that has enough in one place, else the source with the most
+    /// room in any class.
     fn find(&self, pick: &Pick<'_>, want: Bytes, looks: &mut usize) -> Option<Found> {
         let mut best: Option<Found> = None;
         for class in pick.classes {

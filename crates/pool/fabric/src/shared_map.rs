@@ -114,8 +114,8 @@ impl<K, V> SharedMap<K, V> {
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// The entries from a place in the order on. `compare` compares a key with that place, so that a part of a key is
-    /// enough.
+    /// Returns the entries from a place in the order on. `compare` compares a key with that place, so that a part of a
+    /// key is enough.
     pub fn iter_from(&self, compare: impl Fn(&K) -> Ordering) -> Iter<'_, K, V> {
         Iter::from_place(&self.root, compare)
     }

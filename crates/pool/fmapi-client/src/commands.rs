@@ -158,8 +158,8 @@ impl Client {
         self.run(&[], event)
     }
 
-    /// The records of a log (0100h), oldest first; `clear` clears what was read (0101h), and reads on until the log is
-    /// empty.
+    /// Returns the records of a log (0100h), oldest first; `clear` clears what was read (0101h), and reads on until the
+    /// log is empty.
     pub fn events(&mut self, path: &[Hop], log: EventLog, clear: bool) -> Result<LogContents, Failure> {
         let mut contents = LogContents::default();
         for _ in 0..self.limits.pieces {

@@ -8,8 +8,8 @@
 
 use aquifer_fmapi::Extent;
 
-/// What is wrong with the extents of one host, if anything is: each has bytes, ends within the address space, and
-/// shares no byte with another.
+/// Returns what is wrong with the extents of one host, if anything is: each has bytes, ends within the address space,
+/// and shares no byte with another.
 pub(crate) fn wrong(extents: &[Extent]) -> Option<String> {
     let mut sorted: Vec<&Extent> = extents.iter().collect();
     sorted.sort_unstable_by_key(|extent| extent.start);

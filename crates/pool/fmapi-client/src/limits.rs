@@ -33,8 +33,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// For switches: twelve resends, 5 s in all, outlast a bind; a background operation may take a minute, which is
-    /// longer than any that was seen (4 s); a list has at most 256 pieces, one for each port or vPPB.
+    /// Returns limits for switches: twelve resends, 5 s in all, outlast a bind; a background operation may take a
+    /// minute, which is longer than any that was seen (4 s); a list has at most 256 pieces, one for each port or vPPB.
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
@@ -58,8 +58,8 @@ impl Limits {
         self.busy_pause.saturating_mul(1 << n.min(16)).min(self.busy_pause_max)
     }
 
-    /// The longest time that one exchange of one command can take, without a background operation: every attempt, lost
-    /// or busy, with its waits. Tests hold the client to it.
+    /// Returns the longest time that one exchange of one command can take, without a background operation: every
+    /// attempt, lost or busy, with its waits. Tests hold the client to it.
     pub fn command_max(&self) -> Duration {
         let pauses: Duration = (0..self.busy_retries).map(|n| self.busy_pause(n)).sum();
         // Sending and receiving each have the time of an answer.

@@ -87,7 +87,7 @@ impl Events {
         self.ring.lock().expect("no holder of this lock panics").0
     }
 
-    /// The kept events after number `after`, and everything that follows. A number greater than the newest is
+    /// Returns the kept events after number `after`, and everything that follows. A number greater than the newest is
     /// from before a restart: its client gets all kept events.
     pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let ring = self.ring.lock().expect("no holder of this lock panics");

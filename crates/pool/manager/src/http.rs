@@ -189,8 +189,9 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
     })
 }
 
-/// The headers as text. One that is sent several times is a list (RFC 9110, 5.3). Bytes that are not UTF-8 stay as
-/// replacement characters: if a condition in such a header were left out, the request would be carried out without it.
+/// Returns the headers as text. One that is sent several times is a list (RFC 9110, 5.3). Bytes that are not UTF-8 stay
+/// as replacement characters: if a condition in such a header were left out, the request would be carried out without
+/// it.
 fn headers(map: &HeaderMap) -> Vec<(String, String)> {
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     let all = |name| map.get_all(name).iter().map(text).collect::<Vec<_>>().join(", ");
@@ -241,8 +242,8 @@ fn console(page: Page, is_head: bool) -> Response<Body> {
     response
 }
 
-/// The stream of events: those that are kept, then those that happen. It ends with the session of its client, and when
-/// this manager stops leading.
+/// Returns the stream of events: those that are kept, then those that happen. It ends with the session of its client,
+/// and when this manager stops leading.
 fn stream(after: u64, who: Who, service: &Arc<Service>) -> Response<Body> {
     let (mut sender, body) = Channel::<Bytes, Infallible>::new(16);
     let (kept, mut following) = service.shared.events.follow(after);

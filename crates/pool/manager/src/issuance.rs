@@ -329,8 +329,8 @@ impl Issuance {
         Ok(())
     }
 
-    /// The serial numbers of valid certificates that are not of the authority that signs, and whose owners are not
-    /// known to have a newer one. None before the authority changes.
+    /// Returns the serial numbers of valid certificates that are not of the authority that signs, and whose owners are
+    /// not known to have a newer one. None before the authority changes.
     pub(crate) fn outstanding(&self, all: &[(String, Issued)], now: Millis) -> BTreeSet<String> {
         match self.second.as_ref().map(|second| second.role) {
             Some(Role::Next) => BTreeSet::new(),
@@ -459,8 +459,8 @@ fn trusted(first: &Authority, second: Option<&Second>) -> String {
     text
 }
 
-/// The certificate of the authority in a directory; creates the authority if there is none. Writes the key first: a
-/// crash can only leave a key that has signed nothing, and the next start replaces it.
+/// Returns the certificate of the authority in a directory; creates the authority if there is none. Writes the key
+/// first: a crash can only leave a key that has signed nothing, and the next start replaces it.
 fn make_or_read(directory: &Path, ca: &CaConfig) -> Result<String, String> {
     let (certificate, key) = (directory.join("ca.pem"), directory.join("ca-key.pem"));
     if !certificate.exists() {

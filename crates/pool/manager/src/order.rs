@@ -194,8 +194,8 @@ pub(crate) fn change(
     Ok(Vec::new())
 }
 
-/// The members of a volume on a donor, or all on donors. Members on devices stay: a move is to other donors, and an LD
-/// that is replaced by another one costs a copy and a wipe for nothing.
+/// Returns the members of a volume on a donor, or all on donors. Members on devices stay: a move is to other donors,
+/// and an LD that is replaced by another one costs a copy and a wipe for nothing.
 fn to_move(volume: &Volume, from: Option<&DonorId>) -> Vec<MemberId> {
     let is_there = |source: &Source| match source {
         Source::Slabs { donor } => from.is_none_or(|from| donor == from),

@@ -90,12 +90,12 @@ pub trait Peers: Send {
     /// Returns what they are and where. This may change from round to round, as they register and leave.
     fn topology(&self) -> Arc<Topology>;
 
-    /// How long a command to a switch may take until it is carried out or lost. A newly started manager waits that long
-    /// before its first command, since a switch refuses nothing.
+    /// Returns how long a command to a switch may take until it is carried out or lost. A newly started manager waits
+    /// that long before its first command, since a switch refuses nothing.
     fn command_time_max(&self) -> Duration;
 
-    /// The term of a manager that starts now must be greater than this, whatever its store says: managers with separate
-    /// stores must not have the same term.
+    /// Returns a lower bound: the term of a manager that starts now must be greater, whatever its store says: managers
+    /// with separate stores must not have the same term.
     fn term_min(&self) -> Term {
         Term(0)
     }
@@ -105,7 +105,7 @@ pub trait Peers: Send {
         let _ = desired;
     }
 
-    /// What is to be stored on behalf of peers, such as new registrations. It is returned again until it is
+    /// Returns what is to be stored on behalf of peers, such as new registrations. It is returned again until it is
     /// [`recorded`](Self::recorded).
     fn records(&mut self) -> Vec<Record> {
         Vec::new()
@@ -114,8 +114,8 @@ pub trait Peers: Send {
     /// Notes that what `records` returned last is stored.
     fn recorded(&mut self) {}
 
-    /// A report of each of those that are asked, and perhaps of others. Those that have seen a greater term report only
-    /// that term.
+    /// Returns a report of each of those that are asked, and perhaps of others. Those that have seen a greater term
+    /// report only that term.
     fn reports(&mut self, term: Term, asked: Asked<'_>) -> Reports;
 
     /// Returns the number of rounds in which everybody was asked once.

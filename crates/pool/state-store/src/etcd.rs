@@ -138,8 +138,8 @@ impl EtcdStore {
         json!({ "compare": comparisons, "success": writes, "failure": found })
     }
 
-    /// What a transaction that did not hold means: that it was committed by an earlier attempt, that it conflicts, or
-    /// that others have committed changes to other keys.
+    /// Returns what a transaction that did not hold means: that it was committed by an earlier attempt, that it
+    /// conflicts, or that others have committed changes to other keys.
     fn judge(&mut self, transaction: &Transaction, name: &str, outcome: &Outcome) -> Result<Option<u64>, NotCommitted> {
         let unknown = || NotCommitted::Unknown(odd());
         let (commit, found) = outcome.found.split_first().ok_or_else(unknown)?;

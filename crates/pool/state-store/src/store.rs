@@ -108,8 +108,8 @@ pub trait StateStore: Send {
     /// Returns the value of a key.
     fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure>;
 
-    /// Up to [`SCAN_MAX`] entries whose keys begin with `prefix`, in the order of their keys, after the key `after`.
-    /// Fewer than [`SCAN_MAX`] means that there are no more.
+    /// Returns up to [`SCAN_MAX`] entries whose keys begin with `prefix`, in the order of their keys, after the key
+    /// `after`. Fewer than [`SCAN_MAX`] means that there are no more.
     fn scan(&self, prefix: &str, after: Option<&Key>) -> Result<Vec<(Key, Entry)>, StoreFailure>;
 
     /// Writes a transaction as a whole, if its expectations hold, and returns its number, which is greater than all

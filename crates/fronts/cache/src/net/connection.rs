@@ -113,8 +113,8 @@ impl Connection {
         !self.is_busy && !self.is_broken && !self.is_closing && self.unsent() < OUTPUT_BYTES_HIGH
     }
 
-    /// Memory of its buffers, and of the batch that a context works on. None once it is to end: that of a batch comes
-    /// back when its context ends, and other connections must not end for it.
+    /// Returns the memory of its buffers, and of the batch that a context works on. None once it is to end: that of a
+    /// batch comes back when its context ends, and other connections must not end for it.
     pub fn buffered(&self) -> usize {
         let all = self.input.capacity() + self.output.capacity() + self.decoder.bytes() + self.lent;
         if self.is_broken { 0 } else { all }
@@ -126,8 +126,8 @@ impl Connection {
         (self.input, self.output, self.sent, self.decoder) = (Vec::new(), Vec::new(), 0, Decoder::default());
     }
 
-    /// Whether more is to be read. What cannot be carried out yet is left to the client's side, so that the input has
-    /// little more than one request.
+    /// Returns whether more is to be read. What cannot be carried out yet is left to the client's side, so that the
+    /// input has little more than one request.
     fn reads(&self) -> bool {
         let input_max = if self.is_busy || self.has_more { READ_BYTES } else { INPUT_BYTES_MAX };
         self.input.len() < input_max && !self.has_ended && !self.is_closing && !self.is_broken

@@ -16,8 +16,8 @@ use super::memory_limit::Allowed;
 /// proc_sys_vm(5).
 const OVERCOMMIT_NEVER: &str = "2";
 
-/// The maximum for a program that starts with `budget_bytes`: all memory that it may use, or only that budget if
-/// address space is limited.
+/// Returns the maximum for a program that starts with `budget_bytes`: all memory that it may use, or only that budget
+/// if address space is limited.
 pub fn bytes(budget_bytes: u64, allowed: &Allowed) -> u64 {
     let is_limited = getrlimit(Resource::RLIMIT_AS).is_ok_and(|(limit, _)| limit != RLIM_INFINITY);
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();

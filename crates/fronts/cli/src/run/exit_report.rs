@@ -65,7 +65,7 @@ fn anybody_maps(inode: u64) -> bool {
     })
 }
 
-/// When a process was started, in kernel clock ticks. See proc_pid_stat(5); the process name may contain any
+/// Returns when a process was started, in kernel clock ticks. See proc_pid_stat(5); the process name may contain any
 /// characters.
 fn started(process: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

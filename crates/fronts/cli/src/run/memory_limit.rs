@@ -65,7 +65,7 @@ fn memory_total() -> Result<ByteSize, Failure> {
     Ok(ByteSize(kibibytes << 10))
 }
 
-/// The files that may contain a limit, for each cgroup from this process's own up to the mounted root, in both
+/// Returns the files that may contain a limit, for each cgroup from this process's own up to the mounted root, in both
 /// hierarchies.
 fn files(cgroup: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -85,7 +85,7 @@ fn files(cgroup: &str, mounts: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Where the hierarchy is mounted, and which of its cgroups is the root of that mount: (root, mount point). See
+/// Returns where the hierarchy is mounted, and which of its cgroups is the root of that mount: (root, mount point). See
 /// proc_pid_mountinfo(5).
 fn mounted(mounts: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
     mounts.lines().find_map(|line| {
@@ -105,8 +105,8 @@ fn unescaped(path: &str) -> PathBuf {
     blanks.replace("\\134", "\\").into()
 }
 
-/// The directories of the cgroup `path` and of its ancestors. A cgroup outside the mounted part is not visible; the
-/// mounted root then stands for it.
+/// Returns the directories of the cgroup `path` and of its ancestors. A cgroup outside the mounted part is not visible;
+/// the mounted root then stands for it.
 fn ways_up(path: &str, root: &Path, point: &Path) -> Vec<PathBuf> {
     let inside = Path::new(path).strip_prefix(root).ok();
     let inside = inside.filter(|path| path.components().all(|part| matches!(part, Component::Normal(_))));

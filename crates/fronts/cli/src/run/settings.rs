@@ -154,8 +154,8 @@ fn check_tier(spec: &str) -> Result<TierSpec, Failure> {
     Ok(parsed)
 }
 
-/// The description `spec` of `parsed`, with an absolute path or a numeric address where it has a path or an address:
-/// the program's children open the tier, too, possibly from another directory.
+/// Returns the description `spec` of `parsed`, with an absolute path or a numeric address where it has a path or an
+/// address: the program's children open the tier, too, possibly from another directory.
 fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> {
     let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
     let path = match parsed {

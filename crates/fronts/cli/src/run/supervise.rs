@@ -136,8 +136,8 @@ pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Res
     }
 }
 
-/// Whether a process sent the signal to the launcher alone (`si_code` ≤ 0), rather than the terminal to the whole
-/// group. A signal that the program itself sends to its parent is not sent back.
+/// Returns whether a process sent the signal to the launcher alone (`si_code` ≤ 0), rather than the terminal to the
+/// whole group. A signal that the program itself sends to its parent is not sent back.
 fn was_sent_to_us(signal: &siginfo, child: Pid) -> bool {
     signal.ssi_code <= 0 && i32::try_from(signal.ssi_pid) != Ok(child.as_raw())
 }

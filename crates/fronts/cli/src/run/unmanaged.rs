@@ -206,7 +206,7 @@ impl Figures {
         exceeds_budget(self.managed + self.unmanaged, self.budget)
     }
 
-    /// These figures if they are within the budget. Otherwise the first later ones that are, or the last of
+    /// Returns these figures if they are within the budget. Otherwise the first later ones that are, or the last of
     /// `LOOKS_TO_JUDGE`. `look` returns `None` when the program has ended.
     fn confirmed(self, mut look: impl FnMut() -> Option<Self>) -> Self {
         let mut latest = self;
@@ -249,8 +249,8 @@ impl Resident {
         self.anonymous + self.shared > other.anonymous + other.shared
     }
 
-    /// The minimum of this look and another one a moment later. Processes are read one after another, so pages that
-    /// they begin to share between two reads are counted more than once.
+    /// Returns the minimum of this look and another one a moment later. Processes are read one after another, so pages
+    /// that they begin to share between two reads are counted more than once.
     fn confirmed(&self, processes: &BTreeSet<i32>) -> Self {
         thread::sleep(CONFIRMED_AFTER);
         Self::of(processes).map_or(*self, |later| self.min(&later))

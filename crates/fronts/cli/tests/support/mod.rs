@@ -39,8 +39,8 @@ pub fn build(package: &str) {
     assert!(cargo.status().is_ok_and(|status| status.success()), "{package} does not build");
 }
 
-/// The command in its own directory, where a test can put other programs beside it. It is a hard link, because a
-/// copy may be busy: a child that another test has just forked can still have it open for writing.
+/// Returns the command in its own directory, where a test can put other programs beside it. It is a hard link, because
+/// a copy may be busy: a child that another test has just forked can still have it open for writing.
 pub fn alone(test: &str) -> PathBuf {
     let command = scratch(test).canonicalize().expect("just made").join("bin/aquifer");
     std::fs::create_dir(command.parent().expect("it has one")).expect("the scratch directory is empty");
@@ -123,8 +123,8 @@ pub fn run(stand_in: &Path) -> Command {
     with_stand_in(aquifer(), stand_in)
 }
 
-/// [`run`] with every signal at its default action, whatever started the tests: a shell ignores SIGINT and SIGQUIT in
-/// its background jobs, and a shell started that way cannot trap them. Ends after [`LIMIT`] in any case.
+/// Works like [`run`], with every signal at its default action, whatever started the tests: a shell ignores SIGINT and
+/// SIGQUIT in its background jobs, and a shell started that way cannot trap them. Ends after [`LIMIT`] in any case.
 pub fn run_as_from_a_terminal(stand_in: &Path) -> Command {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let launch =

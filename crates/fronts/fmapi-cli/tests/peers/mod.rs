@@ -113,8 +113,8 @@ pub fn qemu() -> Client {
     })
 }
 
-/// What QEMU does with requests that were not recorded, according to its source: each command has one length, and only
-/// the commands in its list are supported.
+/// Returns what QEMU does with requests that were not recorded, according to its source: each command has one length,
+/// and only the commands in its list are supported.
 fn unrecorded(opcode: Opcode, payload: &[u8]) -> ReturnCode {
     let supported = [0x0001, 0x0002, 0x0400, 0x0401, 0x5100, 0x5101, 0x5300];
     match opcode {

@@ -88,7 +88,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// The file of a mapping that exists.
+/// Opens the file of a mapping that exists.
 ///
 /// # Errors
 /// [`NamedError::NotFound`], [`NamedError::AlreadyOpen`], [`NamedError::Refused`], and what [`Store::open`] refuses.

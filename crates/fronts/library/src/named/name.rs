@@ -10,8 +10,8 @@ const NAME_BYTES_MAX: usize = 128;
 /// What the names of the files end with.
 const ENDING: &str = ".aquifer";
 
-/// Whether a mapping can have this name: 1 to 128 letters, digits, `.`, `_` and `-` of ASCII, the first of which is not
-/// `.`.
+/// Returns whether a mapping can have this name: 1 to 128 letters, digits, `.`, `_` and `-` of ASCII, the first of
+/// which is not `.`.
 pub(super) fn is_valid(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !name.starts_with('.')

@@ -99,8 +99,8 @@ impl Held {
         })
     }
 
-    /// A member that is being replaced keeps its memory until all its replacements are online, because the kernel
-    /// migrates its pages to them.
+    /// Decides what to do for a member. One that is being replaced keeps its memory until all its replacements are
+    /// online, because the kernel migrates its pages to them.
     fn act(&self, member: MemberId) -> Act {
         let waits = || {
             let is_leaving =
@@ -119,8 +119,8 @@ impl Held {
 }
 
 impl HostState {
-    /// The tasks for members on memory devices, repeated until they are done. Attached members have one, too: their
-    /// device may have disappeared.
+    /// Returns the tasks for members on memory devices, repeated until they are done. Attached members have one, too:
+    /// their device may have disappeared.
     pub(crate) fn device_tasks(&self) -> Vec<DeviceTask> {
         let mut tasks = Vec::new();
         for (volume, held) in &self.volumes {

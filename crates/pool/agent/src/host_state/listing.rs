@@ -10,8 +10,8 @@ use super::HostState;
 use crate::settings::Permit;
 
 impl HostState {
-    /// The volumes that a user may open, by name: those that the configuration permits, bound or not. Root may also
-    /// open, by id, bound volumes that the configuration does not name.
+    /// Returns the volumes that a user may open, by name: those that the configuration permits, bound or not. Root may
+    /// also open, by id, bound volumes that the configuration does not name.
     pub(crate) fn listing(&self, permits: &[Permit], uid: u32, gid: u32) -> Vec<ListedVolume> {
         let named = permits.iter().filter(|permit| permit.allows(uid, gid));
         let mut listing: Vec<ListedVolume> = named.map(|permit| self.listed(permit.id, permit.name.clone())).collect();

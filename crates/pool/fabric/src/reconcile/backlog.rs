@@ -81,8 +81,8 @@ impl Backlog {
         round
     }
 
-    /// The volumes of which [`Edit::repair`](crate::Edit::repair) may replace a member, now or once its source was
-    /// silent for long enough.
+    /// Returns the volumes of which [`Edit::repair`](crate::Edit::repair) may replace a member, now or once its source
+    /// was silent for long enough.
     pub fn ailing(&self) -> impl Iterator<Item = VolumeId> {
         self.ailing.iter().copied()
     }

@@ -113,8 +113,8 @@ fn at_agent(
     }
 }
 
-/// Whether a member may be ordered to leave now. One that is replaced stays until the member that takes its place is in
-/// sync.
+/// Checks whether a member may be ordered to leave now. One that is replaced stays until the member that takes its
+/// place is in sync.
 fn may_leave(id: VolumeId, volume: &Volume, report: &HostReport, leaving: &Leaving) -> Result<(), Reason> {
     let Some(member) = report.member(id, leaving.member.id) else { return Ok(()) };
     if let MemberState::Leaving { left } = member.state {

@@ -83,7 +83,7 @@ impl SimAgent {
         Presented { volumes: &mut self.volumes, left: &mut self.left }
     }
 
-    /// The planted faults of an agent: it takes a half of what it presents, or lets members go before their bytes are
+    /// Plants the bugs of an agent: it takes a half of what it presents, or lets members go before their bytes are
     /// elsewhere.
     fn misread(&mut self, step: &mut Step) {
         match (self.plant, step) {

@@ -182,7 +182,7 @@ impl World {
         Err(Wrong::Judged(format!("not settled after {CALM_TICKS} calm ticks: {round:#?}")))
     }
 
-    /// One tick: commands arrive; donors, the switch and agents proceed; writers run their rounds; an order or a
+    /// Runs one tick: commands arrive; donors, the switch and agents proceed; writers run their rounds; an order or a
     /// failure may happen.
     pub fn tick(&mut self) -> Result<(), Wrong> {
         self.now += 1;
@@ -277,8 +277,8 @@ impl World {
         Ok(())
     }
 
-    /// From now on nothing fails, and everything is back. Retired donors, and hosts that were off or declared dead,
-    /// come back restarted.
+    /// Ends the trouble: from now on nothing fails, and everything is back. Retired donors, and hosts that were off or
+    /// declared dead, come back restarted.
     fn calm_down(&mut self) {
         self.trouble = false;
         let retired: BTreeSet<DonorId> = self.store.desired.retired_donors.keys().cloned().collect();

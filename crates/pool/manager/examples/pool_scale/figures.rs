@@ -52,8 +52,8 @@ impl Figures {
         Some((bar, figure.took <= Duration::from_millis(bar)))
     }
 
-    /// A figure in the largest pool divided by that in the smallest; and the same ratio of the logarithms of their
-    /// numbers of volumes, which is its bar.
+    /// Returns a figure in the largest pool divided by that in the smallest; and the same ratio of the logarithms of
+    /// their numbers of volumes, which is its bar.
     fn growth(&self, what: &str) -> Option<(f64, f64)> {
         let of_it: Vec<&Figure> = self.0.iter().filter(|figure| figure.what == what).collect();
         let (first, last) = (of_it.first()?, of_it.last()?);

@@ -70,8 +70,9 @@ fn load(certificate: &Path, key: &Path, now: Millis) -> Result<Authority, String
     Authority::load(&read(certificate)?, &read(key)?, now).map_err(|unusable| unusable.to_string())
 }
 
-/// The serial numbers of valid certificates of another authority than `own`, whose owners are not known to have a newer
-/// one. What an earlier version recorded has no authority: `are_unknown_old` says whether that means another one.
+/// Returns the serial numbers of valid certificates of another authority than `own`, whose owners are not known to have
+/// a newer one. What an earlier version recorded has no authority: `are_unknown_old` says whether that means another
+/// one.
 pub(super) fn outstanding(all: &[(String, Issued)], own: &str, are_unknown_old: bool, now: Millis) -> BTreeSet<String> {
     let is_own = |issued: &Issued| issued.authority.as_deref().map_or(!are_unknown_old, |by| by == own);
     // An end that has joined again has the new certificate.

@@ -15,8 +15,9 @@ use crate::writer::Done;
 /// Random bytes of an id, as many as a trace's number has.
 const ID_BYTES: usize = 16;
 
-/// The id of a request and the span that what it orders belongs to. The id is the one that the client has given in
-/// `X-Request-Id`, or the number of the trace, or a random one. Without a span of its own, the client's is passed on.
+/// Returns the id of a request and the span that what it orders belongs to. The id is the one that the client has given
+/// in `X-Request-Id`, or the number of the trace, or a random one. Without a span of its own, the client's is passed
+/// on.
 pub(super) fn cause(operation: &Operation, request: &Request) -> Cause {
     let given = request.header("x-request-id").and_then(|id| id.parse().ok());
     let trace = || operation.trace_id().and_then(|id| id.parse().ok());

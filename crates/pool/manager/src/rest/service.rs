@@ -182,8 +182,8 @@ impl Service {
         Ok(protocol::with_headers(request, answer, protocol::allowed(at_path().map(|(route, _)| route))))
     }
 
-    /// What a standby answers: where the leader is. A reader is sent there; a change is refused, because its client
-    /// must know that it asked the wrong manager.
+    /// Returns what a standby answers: where the leader is. A reader is sent there; a change is refused, because its
+    /// client must know that it asked the wrong manager.
     fn elsewhere(&self, request: &Request) -> Option<Result<Answer, Problem>> {
         let leader = match &*self.position.read().expect("a panic ends the daemon") {
             Position::Leader { .. } => return None,

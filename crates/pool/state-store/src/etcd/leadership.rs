@@ -129,8 +129,8 @@ fn holder_of(value: &[u8]) -> Option<(String, String)> {
 }
 
 impl Leadership {
-    /// The time until which the leadership is held, by this machine's clock. The lease's time counts from before it was
-    /// asked for, so that etcd ends it later than this.
+    /// Returns the time until which the leadership is held, by this machine's clock. The lease's time counts from
+    /// before it was asked for, so that etcd ends it later than this.
     pub fn until(&self) -> Instant {
         self.until
     }

@@ -47,8 +47,8 @@ const ROUNDS: usize = 3;
 const CHUNK_WORDS: usize = 8192;
 const PAGE_BYTES: usize = 4096;
 
-/// The placement that follows from the measured bandwidth, measured now or earlier. `None` if one node has all the
-/// bandwidth.
+/// Returns the placement that follows from the measured bandwidth, measured now or earlier. Returns `None` if one node
+/// has all the bandwidth.
 pub fn placement(nodes: &Nodes, state_dir: &Path, quiet: bool) -> Result<Option<Placement>, Failure> {
     let path = Some(state_dir).filter(|directory| directory.is_absolute()).map(|directory| directory.join(FILE));
     let kept = path.as_deref().and_then(read).filter(|kept| kept.is_of(nodes));
@@ -137,8 +137,8 @@ fn bandwidth(node: &Node) -> Result<u64, Failure> {
     Ok((best / 1e6).round() as u64)
 }
 
-/// One thread's rates, in bytes a second. Every thread meets the others at the barrier before each round, whatever
-/// happens to it.
+/// Returns one thread's rates, in bytes a second. Every thread meets the others at the barrier before each round,
+/// whatever happens to it.
 fn rates(mask: NodeMask, words: usize, barrier: &Barrier) -> io::Result<[f64; ROUNDS]> {
     let filled = filled(mask, words);
     let mut rates = [0.0; ROUNDS];

@@ -25,8 +25,8 @@ pub struct RunningCapacity {
 }
 
 impl RunningCapacity {
-    /// The free capacity of these states: as [`Capacity::new`] counts it, from what has changed since the last call.
-    /// Changes that were made to it since then, and that did not become part of the desired state, are undone.
+    /// Returns the free capacity of these states: as [`Capacity::new`] counts it, from what has changed since the last
+    /// call. Changes that were made to it since then, and that did not become part of the desired state, are undone.
     pub fn follow(&mut self, topology: &Arc<Topology>, desired: &Desired, observed: &Observed) -> &mut Capacity {
         let is_same_place = self.topology.as_ref().is_some_and(|before| Arc::ptr_eq(before, topology));
         let is_same_frame = self.desired.pools == desired.pools && self.desired.zones == desired.zones;
