@@ -87,8 +87,8 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// Makes a system call by the bare instruction, with libc's convention for results: including this library's own use of
-/// the name.
+/// Makes a system call by the bare instruction, with libc's convention for results. This library's own calls of
+/// syscall(2) come here, too.
 ///
 /// # Safety
 /// The same as for the system call.
