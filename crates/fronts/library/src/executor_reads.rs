@@ -259,8 +259,8 @@ impl List {
         }
     }
 
-    /// Called when nothing is in flight and there is no room, because futures that nobody polls hold all scratch pages.
-    /// Queued reads are then done in the usual way.
+    /// Gives queued reads up to the usual way if nothing is in flight: then there is no room, because futures that
+    /// nobody polls hold all scratch pages.
     fn give_up_without_room(&mut self, wakers: &mut Vec<Waker>) {
         if self.reads.as_ref().is_none_or(|reads| reads.in_flight() > 0) {
             return;

@@ -332,7 +332,7 @@ impl Caller {
         result
     }
 
-    /// Called before a trapped call is made on the program's own stack: makes its words resident. False if the call
+    /// Makes the words of a trapped call resident before it is made on the program's own stack. Returns false if it
     /// cannot be made there: it is not a wait of futex(2), or its word has been found evicted too often.
     ///
     /// # Safety

@@ -213,8 +213,8 @@ fn head_of(start: usize) -> *mut Head {
     std::ptr::with_exposed_provenance_mut(start - size_of::<Head>())
 }
 
-/// Called in the parent, after its child of vfork(2) has ended or executed a program: unmaps the environments that the
-/// child left mapped. `before`: the thread's [environment](thread_slot::environment) before the child was made.
+/// Unmaps the environments that a child of vfork(2) has left mapped, in the parent, after the child has ended or
+/// executed a program. `before` is the thread's [environment](thread_slot::environment) before the child was made.
 pub fn child_has_left(before: usize) {
     loop {
         let start = thread_slot::environment();

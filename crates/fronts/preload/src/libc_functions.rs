@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The address of the next definition of `name` after this library's.
+/// Returns the address of the next definition of `name` after this library's.
 fn find(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {

@@ -108,7 +108,7 @@ fn remap_fixed(adopter: &'static Adopter, args: [usize; 6]) -> isize {
     if adopter.is_active() { adopter.remap_fixed(args[0], args[1], map) } else { map() }
 }
 
-/// Called before `start..start + len` gets another protection: reserved memory that becomes writable becomes managed.
+/// Manages reserved memory that becomes writable, before `start..start + len` gets its new protection.
 pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usize) {
     if protection & libc::PROT_WRITE as usize != 0
         && can_be_mapped(start, len)

@@ -95,7 +95,7 @@ fn sets_mask(attributes: *const libc::pthread_attr_t) -> bool {
     !attributes.is_null() && unsafe { libc_functions::pthread_attr_getsigmask_np() }.is_some_and(get)
 }
 
-/// Called before the calling thread ends: keeps the robust mutexes that it holds resident, so that the kernel can mark
+/// Keeps the robust mutexes that the calling thread holds resident, before the thread ends, so that the kernel can mark
 /// them for their waiters.
 pub fn pin_robust_mutexes() {
     let Some(instance) = crate::start::instance() else { return };

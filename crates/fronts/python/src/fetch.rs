@@ -51,7 +51,7 @@ struct Call {
 }
 
 impl Wake for Call {
-    /// Called without a lock of the space. The interpreter may have ended, and then nobody waits.
+    /// Calls the function. The caller has no lock of the space. If the interpreter has ended, nobody waits.
     fn wake(self: Arc<Self>) {
         Python::try_attach(|py| {
             if let Err(failure) = self.wake.call0(py) {

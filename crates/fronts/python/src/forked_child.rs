@@ -64,7 +64,7 @@ pub fn remove(address: usize) {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner).retain(|(start, _)| *start != address);
 }
 
-/// Called in each forked child, before anything else of the program runs there.
+/// Runs in each forked child, before anything else of the program does.
 #[pyfunction]
 pub fn explain_touches() {
     let mapped = std::mem::take(&mut *MAPPED.lock().unwrap_or_else(PoisonError::into_inner));

@@ -63,7 +63,7 @@ impl Bytes {
         Bytes(self.0.saturating_mul(factor))
     }
 
-    /// This percentage of it, rounded down, or the largest amount there is.
+    /// Returns this percentage of it, rounded down, or the largest amount there is.
     pub fn percent(self, percent: u16) -> Bytes {
         let exact = u128::from(self.0) * u128::from(percent) / 100;
         Bytes(u64::try_from(exact).unwrap_or(u64::MAX))

@@ -22,7 +22,7 @@ pub enum Linkage {
     Static,
 }
 
-/// This crate's folder.
+/// Returns this crate's folder.
 pub fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

@@ -58,8 +58,8 @@ impl Drop for Early {
     }
 }
 
-/// Called once the pager has started. If this thread has returned from every call that it announced, the pager may
-/// manage the memory of those calls from now on.
+/// Ends this thread's announcements once the pager has started. If the thread has returned from every call that it
+/// announced, the pager may manage the memory of those calls from now on.
 pub(super) fn end_announcements(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
         adopter.end_postponed_calls(shown_calls::this_thread());
@@ -67,7 +67,7 @@ pub(super) fn end_announcements(adopter: &'static Adopter) {
     }
 }
 
-/// Called before this thread ends: it makes no more calls, and the pager may manage the memory of its earlier ones.
+/// Lets the pager manage the memory of this thread's earlier calls, before the thread ends: it makes no more calls.
 pub fn thread_ends() {
     shown_calls::leave();
     instance().inspect(|instance| instance.adopter.end_postponed_calls(shown_calls::this_thread()));
