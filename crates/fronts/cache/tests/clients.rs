@@ -48,7 +48,7 @@ fn redis_cli_is_served() {
     assert!(run(&server, "redis-cli", "INFO").is_some_and(|text| text.contains("keyspace_hits:2")));
 }
 
-/// Over a tier that is slower than DRAM, with more values than the budget: nothing that the clients get is an error.
+/// The tier is slower than DRAM, and there are more values than the budget: nothing that the clients get is an error.
 #[test]
 fn redis_benchmark_is_served() {
     if !can_run() {

@@ -80,7 +80,7 @@ fn a_key_expires() {
     assert_eq!(server.figure("expired_keys"), 1);
 }
 
-/// Values of three times the budget, by several clients in pipelines, while each reads what it has written.
+/// Several clients write values of three times the budget in pipelines, and each reads what it has written.
 #[test]
 fn pipelines_of_several_clients_get_their_replies_in_order() {
     if !can_run() {

@@ -100,7 +100,7 @@ fn every_command_line_of_the_documents_parses() {
     assert!(checked >= COMMANDS_MIN, "only {checked} were found");
 }
 
-/// The golden file of `crates/pool/console/tests/acts.test.ts`: each command that the console offers to copy.
+/// Reads the golden file of `crates/pool/console/tests/acts.test.ts`: each command that the console offers to copy.
 #[test]
 fn every_command_that_the_console_offers_parses() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pool/console/tests/golden/commands.txt");

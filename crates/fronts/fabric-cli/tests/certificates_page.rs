@@ -33,7 +33,7 @@ fn blocks(words: &str) -> Vec<String> {
     found
 }
 
-/// The manager's settings in the steps by which its authority is replaced.
+/// Checks the manager's settings in the steps by which its authority is replaced.
 #[test]
 fn the_settings_of_a_new_authority_are_settings() {
     for step in ["toml step 2", "toml step 3"] {

@@ -302,7 +302,7 @@ fn every_case_is_judged_once_whatever_a_peer_answers() {
     }
 }
 
-/// A peer that ends in the middle, or does not answer a command at all.
+/// The peer ends in the middle, or does not answer a command at all.
 #[test]
 fn a_peer_that_does_not_answer_is_reported_and_the_rest_is_judged() {
     let mut switch = peers::switch(&Dialect::STANDARD, |asked, answer| {

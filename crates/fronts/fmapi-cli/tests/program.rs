@@ -233,7 +233,7 @@ fn bad_input_names_its_cause_and_its_remedy() {
     }
 }
 
-/// A trace on a full disk: the answer is lost neither to the user nor silently to the file.
+/// The trace is on a full disk: the answer is lost neither to the user nor silently to the file.
 #[test]
 fn a_trace_that_is_not_whole_is_a_failure() {
     let switch = Switch::new("full");

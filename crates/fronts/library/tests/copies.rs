@@ -265,7 +265,7 @@ fn copies_that_nobody_polls_do_not_keep_others_waiting() {
     begun.borrow_mut().drain(..).for_each(|copy| block_on(copy).unwrap());
 }
 
-/// A seeded history of writes, hints, evictions and copies by contexts: each copy finds the last write.
+/// Plays a seeded history of writes, hints, evictions and copies by contexts: each copy finds the last write.
 #[test]
 fn every_copy_is_the_last_write() {
     if !can_run() {

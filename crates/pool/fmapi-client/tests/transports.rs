@@ -200,7 +200,7 @@ fn af_mctp_passes_the_suite_where_there_is_a_peer() {
     converse(&mut client, &address);
 }
 
-/// A mailbox in a plain file: nobody clears its doorbell, and its bytes show what was written.
+/// The mailbox is in a plain file: nobody clears its doorbell, and its bytes show what was written.
 #[test]
 fn a_window_is_mapped_and_its_command_is_where_the_registers_say() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("resource0-{}", std::process::id()));

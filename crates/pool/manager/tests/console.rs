@@ -220,7 +220,7 @@ fn a_hall_of_a_thousand_donors_is_usable_in_a_browser() {
     browse("console-hall", &Scene { file: "e2e/hall.test.ts", peers, rounds, declaration });
 }
 
-/// Without the tools: a page of one line.
+/// The test needs none of the tools: its page has one line.
 #[test]
 fn a_console_is_served_with_a_policy_and_one_that_is_missing_says_how_to_get_it() {
     let files = directory("console-page");
@@ -246,7 +246,7 @@ fn a_console_is_served_with_a_policy_and_one_that_is_missing_says_how_to_get_it(
     fs::remove_dir_all(files).expect("removed");
 }
 
-/// What a browser would send for a page of another site.
+/// Sends what a browser would send for a page of another site.
 #[test]
 fn a_page_of_another_site_changes_nothing_and_is_asked_for_no_password() {
     let daemon = Daemon::start(&directory("console-foreign"), &rack(None), "");

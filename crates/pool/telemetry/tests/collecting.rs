@@ -194,7 +194,7 @@ fn what_the_caller_does_not_record_is_not_sent_and_passed_on_as_such() {
     assert!(collector.posts().is_empty() && telemetry.counts() == Counts::default());
 }
 
-/// A server that closes every connection until the test lets it answer.
+/// The server closes every connection until the test lets it answer.
 #[test]
 fn a_collector_that_takes_nothing_is_reported_once_and_when_it_is_back() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

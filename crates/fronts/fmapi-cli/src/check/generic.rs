@@ -10,7 +10,7 @@ use super::{Step, Suite, length};
 /// Bytes of an event record, and of what precedes the first.
 const RECORD_BYTES: usize = 128;
 const RECORDS_FIXED_BYTES: usize = 32;
-/// The logs that have numbers.
+/// The number of logs that have numbers.
 const LOGS: u8 = 5;
 
 impl Suite<'_> {
