@@ -15,22 +15,22 @@ const QUOTED_CHARS_MAX: usize = 64;
 /// When a key expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// At this time, in milliseconds of Unix time.
+    /// The key expires at this time, in milliseconds of Unix time.
     At(u64),
-    /// At the time that was set before.
+    /// The key expires at the time that was set before.
     Keep,
-    /// Never.
+    /// The key never expires.
     Never,
 }
 
 /// Whether `SET` may store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// In any case.
+    /// The value is stored in any case.
     Always,
-    /// Only if the key exists.
+    /// The value is stored only if the key exists.
     Exists,
-    /// Only if the key does not exist.
+    /// The value is stored only if the key does not exist.
     Missing,
 }
 

@@ -20,7 +20,7 @@ use nix::libc;
 
 use crate::exit::{ExitCode, Failure};
 
-/// One running instance.
+/// One program that runs under `aquifer run`, as others see it.
 #[derive(Debug)]
 pub struct Instance {
     /// Processes that have the segment open.

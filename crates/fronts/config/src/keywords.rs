@@ -18,9 +18,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A word that a setting does not accept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
-    /// The given word.
+    /// The word that was given.
     pub word: String,
-    /// The accepted words.
+    /// The words that the setting accepts.
     pub choices: &'static str,
 }
 

@@ -24,7 +24,7 @@ pub struct MissRatioCurve {
 /// One point of a [`MissRatioCurve`]: it holds for sizes above that of the point before, up to its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CurvePoint {
-    /// DRAM, in bytes.
+    /// The amount of DRAM, in bytes.
     pub dram_bytes: u64,
     /// Bytes fetched each second.
     pub bytes_per_s: f64,

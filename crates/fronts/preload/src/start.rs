@@ -31,7 +31,7 @@ use crate::heap;
 
 /// The state that the wrappers need once the library has started.
 pub struct Instance {
-    /// Adopts mappings.
+    /// Adopts mappings of the program.
     pub adopter: Adopter,
     /// The delivery that the user has chosen.
     pub delivery: aquifer_config::Delivery,

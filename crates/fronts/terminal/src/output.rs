@@ -39,7 +39,7 @@ fn is_wanted(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_some_and(|term| term != "dumb")
 }
 
-/// How a cell is emphasised. The text says the same without it.
+/// How a cell is emphasised. The cell's text says the same without emphasis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
     /// The cell is not emphasised.

@@ -30,11 +30,11 @@ pub struct SwitchConfig {
     /// Records that each event log holds.
     #[serde(default = "events_per_log")]
     pub events_per_log: u16,
-    /// Physical ports.
+    /// The physical ports, by their numbers.
     pub ports: Vec<PortConfig>,
-    /// Virtual CXL switches.
+    /// The virtual CXL switches, by their numbers.
     pub virtual_switches: Vec<VirtualSwitchConfig>,
-    /// Devices.
+    /// The devices, by their numbers.
     #[serde(default)]
     pub devices: Vec<DeviceConfig>,
 }
@@ -51,7 +51,7 @@ pub enum PortRole {
     Upstream,
 }
 
-/// A physical port.
+/// The configuration of a physical port.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortConfig {
@@ -93,7 +93,7 @@ pub enum DeviceKind {
     Sld,
 }
 
-/// A device.
+/// The configuration of a device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {

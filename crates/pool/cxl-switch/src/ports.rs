@@ -28,7 +28,7 @@ const MODES: u8 = 1 << 1 | 1 << 2;
 /// From this link speed on, 64 GT/s, flits have 256 bytes.
 const FLIT256_SPEED: u8 = 6;
 
-/// A physical port.
+/// The state of a physical port.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     /// What it is made of.

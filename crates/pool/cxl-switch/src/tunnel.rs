@@ -20,7 +20,7 @@ use crate::switch::{Cci, Switch};
 const TUNNEL_BYTES: usize = 5;
 /// Bytes before the data of a memory access.
 const DATA_BYTES: usize = 4;
-/// The FM-owned LD.
+/// The number of an MLD's FM-owned LD.
 const FM_OWNED_LD: u16 = 0xffff;
 
 impl Switch {

@@ -186,7 +186,7 @@ pub struct Parts {
 pub struct Slot {
     /// The switch that it is plugged into.
     pub switch: SwitchId,
-    /// The downstream port.
+    /// The downstream port that it is plugged into.
     pub port_id: PortId,
 }
 

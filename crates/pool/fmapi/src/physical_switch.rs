@@ -126,27 +126,27 @@ field_enum! {
 field_enum! {
     /// The state of a link's training.
     pub enum LinkState {
-        /// Detect.
+        /// The link looks for a receiver at its other end.
         Detect = 0,
-        /// Polling.
+        /// The ends exchange training sequences.
         Polling = 1,
-        /// Configuration.
+        /// The ends agree on the width and the numbers of the lanes.
         Configuration = 2,
-        /// Recovery.
+        /// The link is trained again, for example to change its speed.
         Recovery = 3,
-        /// L0.
+        /// The link works.
         L0 = 4,
-        /// L0s.
+        /// The link saves power, and resumes quickly.
         L0s = 5,
-        /// L1.
+        /// The link saves more power, and resumes more slowly.
         L1 = 6,
-        /// L2.
+        /// The link is off, except for auxiliary power.
         L2 = 7,
-        /// Disabled.
+        /// The link is disabled.
         Disabled = 8,
-        /// Loopback.
+        /// The link returns what it receives, for tests.
         Loopback = 9,
-        /// Hot reset.
+        /// The link is reset in band.
         HotReset = 10,
     }
 }

@@ -24,7 +24,7 @@ pub const AUTO_PERCENT: f64 = 80.0;
 pub enum Dram {
     /// [`AUTO_PERCENT`] of the memory that the cgroup or the machine allows.
     Auto,
-    /// A fixed size.
+    /// A fixed size, in bytes.
     Bytes(ByteSize),
     /// A percentage of the memory that the cgroup or the machine allows.
     Percent(f64),

@@ -59,7 +59,7 @@ pub struct Watched<'a> {
     pub strict: bool,
 }
 
-/// The watching thread.
+/// The thread that watches the program's unmanaged memory.
 #[derive(Debug)]
 pub struct Watch<'scope> {
     thread: ScopedJoinHandle<'scope, ()>,

@@ -23,7 +23,7 @@ use crate::exit::{ExitCode, Failure};
 /// Maximum delay before a signal is noticed.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// An input event.
+/// What a wait for input ends with.
 pub enum Input {
     /// No input before the deadline: time for the next sample.
     Nothing,
