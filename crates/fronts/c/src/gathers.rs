@@ -40,7 +40,7 @@ pub struct Piece {
 struct Gathering(Mutex<State>);
 
 struct State {
-    /// `None` once it has ended. Declared first, so dropped before its mapping.
+    /// The gather; `None` once it has ended. It is declared first, so it is dropped before its mapping.
     gather: Option<aquifer::Gather<'static, 'static>>,
     outcome: Result<(), Failure>,
     _mapping: Arc<aquifer::Mapping>,

@@ -51,7 +51,7 @@ struct Free {
     unused: usize,
 }
 
-/// The table of this process; null until it is needed. Never freed: a handle may be used until the process ends.
+/// The table of this process; null until it is needed. It is never freed: a handle may be used until the process ends.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 /// How often this process, or one that it descends from, is a forked child.
 static FORKS: AtomicU32 = AtomicU32::new(0);

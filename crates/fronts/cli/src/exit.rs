@@ -84,7 +84,7 @@ pub struct Failure {
     pub code: ExitCode,
     /// What is wrong, with the errno's description if there is an errno.
     pub cause: String,
-    /// What to do. Empty if the cause already says it.
+    /// What the user can do; empty if the cause already says it.
     pub remedy: String,
     /// What else is wrong: each is printed on a line of its own, and does not change the exit status.
     pub further: Vec<Failure>,

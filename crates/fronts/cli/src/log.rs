@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 /// The environment variable that passes the format to the program. Users may set it, too.
 pub const VARIABLE: &str = "AQUIFER_LOG_FORMAT";
 
-/// How a message is written.
+/// The form in which a message is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// One JSON object per line, with `source`, `pid` and `message`

@@ -27,7 +27,7 @@ const PROBE_ROWS: u64 = 20_000;
 const AHEAD: u64 = 24;
 const ENTRY_BYTES: usize = 16;
 
-/// Returns the key of a row: SplitMix64's finalizer, so that keys are scattered. Never 0, which marks a free entry.
+/// Returns the key of a row by SplitMix64's finalizer: scattered, and never 0, which marks a free entry.
 fn key(row: u64) -> u64 {
     let key = (row + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

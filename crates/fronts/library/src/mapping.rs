@@ -50,7 +50,7 @@ type Lasting = memory_space::Mapping<'static>;
 pub(crate) struct Inner {
     // Declared first, so dropped first.
     pub(crate) memory: Lasting,
-    /// The file of a named mapping. Dropped before the space, too.
+    /// The file of a named mapping, which is dropped before the space, too.
     pub(crate) named: Option<NamedFile>,
     pub(crate) space: Arc<Shared>,
 }

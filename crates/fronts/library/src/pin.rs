@@ -14,7 +14,7 @@ use aquifer_pager::memory_space::{LastingPin, Mapping, SpaceFailure};
 use crate::Error;
 use crate::mapping::Inner;
 
-/// Keeps a range resident and writable until it is dropped. Made by [`Mapping::pin`](crate::Mapping::pin).
+/// Keeps a range resident and writable until it is dropped. [`Mapping::pin`](crate::Mapping::pin) makes it.
 ///
 /// The memory of a dropped mapping is given back when the last of its pins is dropped, too.
 #[must_use = "the range is pinned only while this value lives"]

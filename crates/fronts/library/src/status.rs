@@ -41,7 +41,7 @@ pub enum Status {
     },
     /// The memory is only in a tier.
     Stored {
-        /// The level of the chain of tiers, the fastest is 0. Always 0 if there is one tier.
+        /// The level in the chain of tiers, of which the fastest is 0. If there is only one tier, it is level 0.
         level: usize,
     },
 }

@@ -28,9 +28,9 @@ pub struct Texts(Arc<Mutex<Questions>>);
 
 struct Questions {
     command: OwnedWriteHalf,
-    /// The scrapes for which the pending question was sent. Empty if no question is pending.
+    /// The scrapes for which the pending question was sent, if one is pending.
     asked: Vec<Waiting>,
-    /// The scrapes that came after it. At most one for each connection, since those of dropped connections are removed.
+    /// The scrapes that came after it: one for each connection at most, since those of dropped connections are removed.
     next: Vec<Waiting>,
 }
 

@@ -12,7 +12,7 @@ pub enum Busy {
     Pinned(usize),
 }
 
-/// The uses of one mapping. Held only for an instant, and never during a wait.
+/// The uses of one mapping. Callers lock it only for an instant, and never during a wait.
 #[derive(Debug, Default)]
 pub struct Lifetime {
     is_closed: bool,

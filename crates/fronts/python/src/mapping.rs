@@ -31,7 +31,7 @@ use crate::space::{Space, without_lock};
 /// A mapping, and who uses it.
 #[pyclass(frozen, subclass, module = "aquifer._native")]
 pub struct Mapping {
-    /// `None` once closed. Held for reading by calls that read, and for writing by those that write.
+    /// The mapping; `None` once it is closed. Calls that read lock it for reading, and calls that write for writing.
     memory: RwLock<Option<aquifer::Mapping>>,
     /// Works without the lock, and returns `Closed` by itself.
     hints: Hints,

@@ -17,7 +17,7 @@ use crate::queries::{self, Classes};
 /// Opens a space.
 #[pyclass(frozen, subclass, module = "aquifer._native")]
 pub struct Space {
-    /// `None` once closed. Held for reading during calls, so that closing waits for them.
+    /// The space; `None` once it is closed. Calls lock it for reading, so that closing waits for them.
     space: RwLock<Option<aquifer::Space>>,
     /// One share for the space, and one for each open mapping.
     shares: Arc<()>,

@@ -97,7 +97,7 @@ pub struct Directory {
 pub struct Query {
     /// The manager's term.
     pub term: Term,
-    /// `true` while an operator drains this donor: everything is to move off it. Never `true` for an agent.
+    /// `true` while an operator drains this donor: everything is to move off it. For an agent it is always `false`.
     pub is_drained: bool,
     /// The directory, if it has changed since this end last got it.
     pub directory: Option<Directory>,

@@ -42,7 +42,7 @@ const REQUEST_WAIT: Duration = Duration::from_secs(30);
 struct Identity {
     device: u64,
     inode: u64,
-    /// When the file was changed, in nanoseconds. Needed because inode numbers are reused.
+    /// When the file was changed, in nanoseconds: inode numbers are reused.
     changed: i128,
 }
 

@@ -204,7 +204,7 @@ pub struct Member {
     pub source: Source,
     /// The size of its bytes.
     pub bytes: Bytes,
-    /// The vPPB that an LD is bound to, chosen with the binding. Only for LDs.
+    /// The vPPB that an LD is bound to, chosen with the binding; only LDs have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vppb: Option<VppbAddress>,
 }

@@ -59,7 +59,7 @@ struct File {
     etag: String,
 }
 
-/// The files, by their paths below the directory. Empty if there is no console.
+/// The files, by their paths below the directory; none if there is no console.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Console {
     files: BTreeMap<String, File>,

@@ -103,7 +103,7 @@ pub(crate) fn holds(expectation: Expectation, found: Option<u64>) -> bool {
     }
 }
 
-/// Durable state. One writer at a time; readers see whole transactions.
+/// Durable state. It has one writer at a time, and readers see whole transactions.
 pub trait StateStore: Send {
     /// Returns the value of a key.
     fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure>;

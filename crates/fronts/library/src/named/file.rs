@@ -51,7 +51,7 @@ impl FileMedium {
     }
 }
 
-/// A file that no other mapping uses. Unlocked when dropped by the process that has locked it.
+/// A file that no other mapping uses. A drop in the process that has locked it unlocks it.
 #[derive(Debug)]
 struct LockedFile {
     file: KeptFile,

@@ -29,7 +29,7 @@ const LOOK_PAGES: usize = 512;
 /// Pages that are read at a time from DRAM.
 const READ_PAGES: usize = 16;
 
-/// The file of a mapping of a space. Detached from the space when dropped, which must be after the mapping.
+/// The file of a mapping of a space. A drop detaches it from the space, and must come after that of the mapping.
 pub(crate) struct NamedFile {
     name: String,
     store: Mutex<Store<FileMedium>>,

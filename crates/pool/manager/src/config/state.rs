@@ -65,7 +65,7 @@ pub struct EtcdConfig {
     /// Its private key, as PEM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// The URL at which clients reach this manager; standbys name the leader's. By default what it listens on.
+    /// The URL at which clients reach this manager, by default where it listens. Standbys name the leader's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// How long the leader may fail to renew its lease before another manager takes its place.
