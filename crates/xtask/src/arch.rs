@@ -76,6 +76,7 @@ const RINGS: &[Ring] = &[
                     "donor",
                     "fabric",
                     "state-store",
+                    "sys",
                     "telemetry",
                     "test-support",
                     "tls",

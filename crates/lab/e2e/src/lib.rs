@@ -14,7 +14,7 @@
 //! the test suites of other projects, whose programs take [`ballast`]; [`attacks`] are programs that try to break a
 //! promise; [`tier_kinds`] lists the tiers that programs are tested over; [`own_use`] measures what the pager takes;
 //! [`operating_docs`] parses the instructions in docs/operating, [`machines`] starts the machines on which tests carry
-//! them out, and [`packages`] makes the Debian packages.
+//! them out, [`packages`] makes the Debian packages, and [`images`] container images from them.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep` runs for as
 //! long as requested.
@@ -30,6 +30,7 @@ pub mod evicted_memory;
 pub mod far_guest;
 pub mod guest;
 pub mod hosts;
+pub mod images;
 pub mod machines;
 pub mod matrix;
 pub mod operating_docs;

@@ -46,7 +46,8 @@ impl Packages {
             aquifer_test_support::skip("there is no debhelper (apt-get install debhelper)");
             return None;
         }
-        let programs = programs()?;
+        let programs = scratch("packaged").canonicalize().expect("just made");
+        gather_programs(&programs)?;
         let out = scratch(&format!("packages-{version}")).canonicalize().expect("just made");
         let mut deb = xtask();
         deb.args(["deb", "--version", version, "--compression", "none", "--no-debug-packages", "--binaries"]);
@@ -127,10 +128,10 @@ impl Drop for Packages {
     }
 }
 
-/// Collects all packaged programs in one directory, as `make` leaves them in target/release. Uses programs that are
-/// already built: the command and its library in release mode, the others as `cargo test` builds them.
-fn programs() -> Option<PathBuf> {
-    let directory = scratch("packaged").canonicalize().expect("just made");
+/// Collects all packaged programs in this directory, as `make` leaves them in target/release. Uses programs that are
+/// already built: the command and its library in release mode, the others as `cargo test` builds them. Returns `None`,
+/// and reports a skip, without a C compiler.
+pub fn gather_programs(directory: &Path) -> Option<()> {
     let link = |from: &Path, name: &str| {
         std::fs::hard_link(from, directory.join(name))
             .or_else(|_| std::fs::copy(from, directory.join(name)).map(|_| ()))
@@ -150,7 +151,7 @@ fn programs() -> Option<PathBuf> {
     library.arg(format!("ARCHIVE={}", directory.join("libaquifer_c.a").display()));
     library.arg(format!("OUT={}", directory.display())).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     run(library, STEP).expect(0);
-    Some(directory)
+    Some(())
 }
 
 fn dpkg_deb(words: &[&std::ffi::OsStr]) {

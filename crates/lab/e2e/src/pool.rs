@@ -30,6 +30,26 @@ for name in manager donor host; do
     -extfile $name.ext -out $name.pem
 done";
 
+/// Makes these certificates in a directory, for ends at this address. Reports a skip and returns `None` without
+/// openssl(1).
+pub fn make_certificates(directory: &Path, ip: &str) -> Option<()> {
+    let made = Command::new("sh").args(["-c", CERTIFICATES, "sh", ip]).current_dir(directory).output();
+    match made {
+        Ok(made) if made.status.success() => Some(()),
+        Ok(made) if made.status.code() != Some(127) => panic!("{}", String::from_utf8_lossy(&made.stderr)),
+        _ => {
+            aquifer_test_support::skip("there is no openssl");
+            None
+        }
+    }
+}
+
+/// A loopback address that no other test uses at the same time.
+pub fn own_address(name: &str) -> String {
+    let pid = std::process::id();
+    format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 2 + name.len() % 250)
+}
+
 /// The host of the agent.
 pub const HOST: &str = "h1";
 
@@ -57,16 +77,8 @@ impl Pool {
     pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
         let directory = scratch(&format!("{name}-processes"));
         let pid = std::process::id();
-        let ip = format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 2 + name.len() % 250);
-        let made = Command::new("sh").args(["-c", CERTIFICATES, "sh", &ip]).current_dir(&directory).output();
-        match made {
-            Ok(made) if made.status.success() => {}
-            Ok(made) if made.status.code() != Some(127) => panic!("{}", String::from_utf8_lossy(&made.stderr)),
-            _ => {
-                aquifer_test_support::skip("there is no openssl");
-                return None;
-            }
-        }
+        let ip = own_address(name);
+        make_certificates(&directory, &ip)?;
         // Short, because the length of a socket path is limited.
         let sockets = std::env::temp_dir().join(format!("aq-{name}-{pid}"));
         std::fs::create_dir_all(&sockets).expect("a temporary directory");

@@ -137,6 +137,12 @@ impl Game {
         Some(game)
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn program(&self) -> u32 {
+        self.running.program()
+    }
+
     /// A figure of `aquifer stat`.
     #[must_use]
     pub fn figure(&self, name: &str) -> u64 {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use aquifer_e2e::build::{binaries, compile_small, compile_text, scratch};
 use aquifer_e2e::machines::{Machine, Switch};
 use aquifer_e2e::operating_docs::{MACHINES, Snippet, SnippetKind, smaller, snippets};
+use aquifer_e2e::packages::gather_programs;
 use aquifer_e2e::run::{eventually, run};
 use aquifer_e2e::verifying;
 
@@ -70,10 +71,8 @@ impl Target {
             std::fs::copy(from, to).expect("the scratch directory can be written");
         };
         programs.iter().for_each(|(name, program)| copy(program, name));
-        copy(Path::new(env!("CARGO_BIN_EXE_aquifer-stress")), "release/aquifer-stress");
-        for name in ["aquifer", "aquifer-bench", "aquifer-metrics", "libaquifer_preload.so"] {
-            copy(&binaries().join(name), &format!("release/{name}"));
-        }
+        std::fs::create_dir_all(target.join("release")).expect("the scratch directory can be written");
+        gather_programs(&target.join("release"))?;
         // If the workloads are already built here, too, `make install` saves most of its time.
         for program in std::fs::read_dir(binaries().join("../workloads")).into_iter().flatten().flatten() {
             copy(&program.path(), &format!("workloads/{}", program.file_name().to_string_lossy()));

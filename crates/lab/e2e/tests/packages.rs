@@ -6,7 +6,8 @@
 //! contents, so that the container files, which install them, name nothing that does not exist.
 //!
 //! Guards against these failures: an upgrade that restarts a donor loses the memory that it lends, and one that
-//! restarts programs ends them; a purge that forgets a directory leaves a password of the manager.
+//! restarts programs ends them; a purge that forgets a directory leaves a password of the manager; a setting of the
+//! agent's unit hides programs from it, so that it counts running ones as ended.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -129,6 +130,20 @@ impl Site {
         found.lines().map(str::to_owned).collect()
     }
 
+    /// The programs that the agent has stored as users of its volumes, each with its start in ticks since boot.
+    fn users(&self) -> Vec<(u64, u64)> {
+        let text = self.0.run("cat /var/lib/aquifer/agent/agent.json");
+        let state: serde_json::Value = serde_json::from_str(&text).expect("one object");
+        let number = |user: &serde_json::Value, name: &str| user["process"][name].as_u64().expect("a number");
+        let users = state["users"].as_array().expect("a list");
+        users.iter().map(|user| (number(user, "pid"), number(user, "started"))).collect()
+    }
+
+    /// The start of a process in ticks since boot: field 22 of proc_pid_stat(5). Its name must have no spaces.
+    fn start_of(&self, process: &str) -> u64 {
+        self.0.run(&format!("cut --delimiter=' ' --fields=22 /proc/{process}/stat")).trim().parse().expect("a number")
+    }
+
     fn type_block(&self, section: &str, block: &Block) {
         let directory = if section == "Install" { "/root/older" } else { "/root/packages" };
         match block {
@@ -205,11 +220,71 @@ fn started(site: &Site) {
         let found = site.0.run(&format!("stat --format=%U /proc/{}", site.process(unit)));
         assert!(user.is_none_or(|user| found.trim() == user) && found.trim() != "root", "{unit} runs as {found}");
     }
+    for (unit, status) in [
+        ("aquifer-agent", "serves programs at /run/aquifer/agent.sock"),
+        ("aquifer-donor", "lends 256MiB at 127.0.0.1:7411"),
+        ("aquifer-fabricd", "leads"),
+    ] {
+        assert_eq!(site.property(unit, "StatusText"), status, "{unit}");
+        assert_eq!(site.property(unit, "NRestarts"), "0", "{unit}");
+    }
     let ready = site.0.path("/root/stop.ready");
     eventually("the program has filled its memory", || ready.exists());
-    let lent = site.0.run("aquifer donor status --control /run/aquifer-donor/control --json");
-    let lent: serde_json::Value = serde_json::from_str(&lent).expect("one object");
-    assert!(lent.to_string().contains("lent"), "{lent}");
+    assert!(lent_bytes(site) > 0, "the program has no memory at the donor");
+    assert!(site.0.path("/var/lib/aquifer-donor/managers.json").exists(), "the donor forgets which manager it obeys");
+    agent_sees_programs(site);
+    agent_that_hangs_is_restarted(site);
+}
+
+fn lent_bytes(site: &Site) -> u64 {
+    let status = site.0.run("aquifer donor status --control /run/aquifer-donor/control --json");
+    let status: serde_json::Value = serde_json::from_str(&status).expect("one object");
+    status["lent_bytes"].as_u64().unwrap_or_else(|| panic!("no lent_bytes: {status}"))
+}
+
+/// Within the limits of its unit, the agent knows which process of another user has opened a volume, and notices that
+/// it has ended: the volume's memory then goes back to the donor.
+fn agent_sees_programs(site: &Site) {
+    let first = site.0.run("pgrep -x checking").trim().to_owned();
+    let expected = (first.parse().expect("one process"), site.start_of(&first));
+    assert_eq!(site.users(), [expected]);
+    site.0.run(
+        "systemd-run --unit=second aquifer run --dram 16MiB --tier pool:db -- \
+         /root/programs/checking /root/second 900",
+    );
+    let ready = site.0.path("/root/second.ready");
+    eventually("the second program has filled its memory", || ready.exists());
+    let (both, lent) = (site.users(), lent_bytes(site));
+    assert_eq!(both.len(), 2);
+    let (second, started) = both[1];
+    assert_eq!(site.start_of(&second.to_string()), started);
+    site.0.run(&format!("kill -KILL {second}"));
+    eventually("the agent notices that the second program has ended", || site.users() == [expected]);
+    eventually("its memory is back", || lent_bytes(site) < lent);
+    site.0.run("rm second.ready; systemctl reset-failed second 2> /dev/null || true");
+}
+
+/// The watchdog restarts an agent that hangs, and the program does not notice.
+fn agent_that_hangs_is_restarted(site: &Site) {
+    assert_eq!(site.property("aquifer-agent", "WatchdogUSec"), "2min");
+    let users = site.users();
+    site.0.run(
+        "mkdir -p /run/systemd/system/aquifer-agent.service.d
+         printf '[Service]\nWatchdogSec=3\n' > /run/systemd/system/aquifer-agent.service.d/watchdog.conf
+         systemctl daemon-reload; systemctl restart aquifer-agent",
+    );
+    // It must not end an agent that merely has nothing to do.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(site.property("aquifer-agent", "NRestarts"), "0");
+    site.0.run("systemctl kill --signal=STOP --kill-who=main aquifer-agent");
+    eventually("the agent is restarted", || site.property("aquifer-agent", "NRestarts") == "1");
+    eventually("the agent is back", || site.is_active("aquifer-agent"));
+    assert!(site.0.run("journalctl --no-pager --unit=aquifer-agent").contains("Watchdog timeout"));
+    assert_eq!(site.users(), users);
+    site.0.run(
+        "rm -r /run/systemd/system/aquifer-agent.service.d
+         systemctl daemon-reload; systemctl restart aquifer-agent",
+    );
 }
 
 /// The state that an upgrade must keep.
@@ -218,6 +293,7 @@ struct Before {
     program: String,
     agent: String,
     manager: String,
+    users: Vec<(u64, u64)>,
     configuration: String,
     password: String,
 }
@@ -229,6 +305,7 @@ impl Before {
             program: site.process("aquifer@checking"),
             agent: site.process("aquifer-agent"),
             manager: site.process("aquifer-fabricd"),
+            users: site.users(),
             configuration: site.0.run("cat /etc/aquifer/*"),
             password: site.0.run("cat /var/lib/private/aquifer-fabricd/initial-password"),
         }
@@ -242,6 +319,7 @@ fn upgraded(site: &Site, before: &Before) {
     assert_eq!((&now.donor, &now.program), (&before.donor, &before.program), "they were restarted");
     assert_ne!(now.agent, before.agent, "the agent runs the old version");
     assert_ne!(now.manager, before.manager, "the manager runs the old version");
+    assert_eq!(now.users, before.users, "the agent has forgotten a program that uses a volume");
     assert_eq!(now.configuration, before.configuration);
     assert_eq!(now.password, before.password);
     for unit in UNITS {
@@ -260,6 +338,8 @@ fn upgraded(site: &Site, before: &Before) {
 /// Removes the packages, which stops everything and keeps the files that a person has written. Then installs everything
 /// again, for the page's purge.
 fn removed_without_purge(site: &Site) {
+    let ready = site.0.path("/root/stop.ready");
+    eventually("a program uses the volume after donor, agent and manager have the new version", || ready.exists());
     site.0.run("touch stop; systemctl stop aquifer@checking");
     site.0.run(&format!("DEBIAN_FRONTEND=noninteractive apt-get remove --yes {}", NAMES.join(" ")));
     for unit in UNITS {

@@ -25,6 +25,7 @@ pub mod liveness;
 pub mod mapped_file;
 pub mod mctp_socket;
 pub mod memory;
+pub mod notify;
 pub mod numa;
 pub mod own_descriptors;
 pub mod own_stack;

@@ -3,7 +3,8 @@
 
 //! The socket at which programs are served. The kernel says who each program is (SO_PEERCRED, unix(7)).
 //!
-//! Threads: one accepts, and notices at intervals which programs have ended; one for each program (`session.rs`).
+//! Threads: one accepts, notices at intervals which programs have ended, and sends systemd the signs of life; one for
+//! each program (`session.rs`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_agent_wire::{Answer, Denial, encode};
+use aquifer_sys::notify::Notify;
 use aquifer_sys::peer_credentials::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -84,9 +86,12 @@ impl Server {
 
     /// Serves until the server is ended.
     pub(crate) fn run(&self, shared: &Arc<Shared>, log: &Arc<dyn Fn(&str) + Send + Sync>) {
-        let limit = Timespec { tv_sec: LOOK_EVERY.as_secs() as i64, tv_nsec: 0 };
+        let notify = Notify::from_environment();
+        let limit = Timespec::try_from(notify.wait_max(LOOK_EVERY)).expect("it is short");
+        notify.ready(&format!("serves programs at {}", self.path.display()));
         let (mut last, mut looked) = (String::new(), Instant::now());
         loop {
+            notify.alive();
             let mut polled = [PollFd::new(&*self.listener, PollFlags::IN), PollFd::new(&*self.ended, PollFlags::IN)];
             let _ = poll(&mut polled, Some(&limit));
             if !polled[1].revents().is_empty() {
@@ -111,6 +116,7 @@ impl Server {
                 last.clear();
             }
         }
+        notify.stopping();
         let _ = fs::remove_file(&self.path);
     }
 

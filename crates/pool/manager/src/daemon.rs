@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use aquifer_state_store::EmbeddedStore;
+use aquifer_sys::notify::Notify;
 use aquifer_telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -18,7 +19,6 @@ use crate::config::Config;
 use crate::console::Console;
 use crate::issuance::Issuance;
 use crate::leadership::{Candidate, Lead, make_directory};
-use crate::notify::Notify;
 use crate::rest::{Position, Service};
 use crate::sessions::Sessions;
 use crate::tenure::Tenure;

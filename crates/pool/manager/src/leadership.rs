@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
+use aquifer_sys::notify::Notify;
 
 use crate::combined_peers::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::first_account;
 use crate::manager_store::{AuditCheck, ManagerStore};
-use crate::notify::Notify;
 use crate::peers::Peers;
 use crate::registered::{REGISTRATIONS, Registered};
 use crate::rest::{Position, Service, now};

@@ -36,7 +36,6 @@ mod manager_store;
 mod meters;
 mod network;
 mod newest_reports;
-mod notify;
 mod order;
 mod peers;
 mod push;

@@ -39,7 +39,7 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
     let scraped_at = args.metrics.map(|address| metrics::serve(address, donor.observer())).transpose()?;
     output::print(&announcement(args, &settings, &donor, scraped_at))?;
-    notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.place()));
+    notify::ready(&format!("lends {} at {}", ByteSize(donor.capacity_bytes()), donor.place()));
     while heeded.wait().map_err(no_signals)? == Signal::SIGHUP {
         donor.reload();
     }
