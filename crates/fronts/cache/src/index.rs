@@ -231,7 +231,7 @@ mod tests {
         number ^ (number >> 31)
     }
 
-    /// Compares the index with a map, on a table that is mostly full, with hashes that collide at both ends of the table.
+    /// Compares the index with a map, on a table that is mostly full, with hashes that collide at both of its ends.
     #[test]
     fn the_index_is_a_map() {
         for seed in 0..20_u64 {

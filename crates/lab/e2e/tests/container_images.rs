@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Builds the images of the servers from the Debian packages with the commands of docs/containers.md, and runs them
-//! with podman and the options of that page: manager, donors and agent in containers make a pool over TLS, and a program
-//! of the host verifies its memory in a volume of it while containers are killed; the cache serves a client.
+//! with podman and the options of that page: manager, donors and agent in containers make a pool over TLS, and a
+//! program of the host verifies its memory in a volume of it while containers are killed; the cache serves a client.
 //!
 //! Needs root, buildah, podman, debhelper, and `AQUIFER_E2E_IMAGE_BASE`: see `src/images.rs`.
 
