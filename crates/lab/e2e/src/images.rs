@@ -23,6 +23,12 @@ use crate::run::{Ended, run};
 pub const VARIABLE: &str = "AQUIFER_E2E_IMAGE_BASE";
 /// The name under which the base is imported.
 const BASE: &str = "docker.io/library/debian:bookworm-slim";
+/// The runtime to use where it is installed. The other usual one, crun, refuses machines with both versions of cgroups.
+const RUNTIME: &str = "runc";
+/// Limits of every container. podman's own defaults are higher than a process without CAP_SYS_RESOURCE can set.
+const ULIMITS: &str = "\"nofile=4096:4096\", \"nproc=4096:4096\"";
+/// Bytes that a container may lock where this process may not raise limits: what Linux gives everybody.
+const LOCKABLE: &str = "8388608:8388608";
 /// Time limit for all images: most of it is apt's download of Debian's packages.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 /// Time limit for a command about a container.
@@ -50,6 +56,14 @@ pub fn base() -> Option<PathBuf> {
     };
     aquifer_test_support::skip(why);
     None
+}
+
+/// What `--ulimit memlock=` can give a container: no limit, as the page has it, or little where this process may not
+/// raise its own limit. Then the donor reports at its start that it cannot lock its memory.
+#[must_use]
+pub fn lockable_bytes() -> &'static str {
+    let raised = Command::new("sh").args(["-c", "ulimit -H -l unlimited"]).stderr(Stdio::null()).status();
+    if raised.is_ok_and(|raised| raised.success()) { "-1" } else { LOCKABLE }
 }
 
 impl Images {
@@ -86,12 +100,14 @@ impl Images {
             "storage.conf",
             format!("[storage]\ndriver = \"overlay\"\ngraphroot = \"{storage}/images\"\nrunroot = \"{short}/run\"\n"),
         );
+        let runtime = if starts(RUNTIME) { format!("runtime = \"{RUNTIME}\"\n") } else { String::new() };
         write(
             "containers.conf",
             format!(
                 "[containers]\nlog_driver = \"k8s-file\"\n\
-                 [engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\ntmp_dir = \"{short}/engine\"\n\
-                 [network]\nnetwork_config_dir = \"{storage}/networks\"\n"
+                 default_ulimits = [{ULIMITS}]\n\
+                 [engine]\n{runtime}cgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n\
+                 tmp_dir = \"{short}/engine\"\n[network]\nnetwork_config_dir = \"{storage}/networks\"\n"
             ),
         );
     }
@@ -101,6 +117,9 @@ impl Images {
         let mut command = Command::new(program);
         command.env("CONTAINERS_STORAGE_CONF", self.storage.join("storage.conf"));
         command.env("CONTAINERS_CONF", self.storage.join("containers.conf"));
+        if starts(RUNTIME) {
+            command.env("BUILDAH_RUNTIME", RUNTIME);
+        }
         command
     }
 

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{scratch, workspace};
-use aquifer_e2e::images::{Container, Images, base};
+use aquifer_e2e::images::{Container, Images, base, lockable_bytes};
 use aquifer_e2e::packages::Packages;
 use aquifer_e2e::pool::{HOST, make_certificates, own_address};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, run};
@@ -123,7 +123,8 @@ impl Site {
             ["--manager", &manager],
             ["--id", &name],
         ];
-        images.start(&name, &["--ulimit", "memlock=-1", &etc], "aquifer-donor:0.1.0", &arguments.concat())
+        let lockable = format!("memlock={}", lockable_bytes());
+        images.start(&name, &["--ulimit", &lockable, &etc], "aquifer-donor:0.1.0", &arguments.concat())
     }
 
     /// The agent has the certificates where programs of the host have them, too.
