@@ -26,7 +26,7 @@ const BASE: &str = "docker.io/library/debian:bookworm-slim";
 /// The runtime to use where it is installed. The other usual one, crun, refuses machines with both versions of cgroups.
 const RUNTIME: &str = "runc";
 /// Limits of every container. podman's own defaults are higher than a process without CAP_SYS_RESOURCE can set.
-const ULIMITS: &str = "\"nofile=4096:4096\", \"nproc=4096:4096\"";
+const LIMITS: [&str; 4] = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"];
 /// Bytes that a container may lock where this process may not raise limits: what Linux gives everybody.
 const LOCKABLE: &str = "8388608:8388608";
 /// Time limit for all images: most of it is apt's download of Debian's packages.
@@ -105,7 +105,6 @@ impl Images {
             "containers.conf",
             format!(
                 "[containers]\nlog_driver = \"k8s-file\"\n\
-                 default_ulimits = [{ULIMITS}]\n\
                  [engine]\n{runtime}cgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n\
                  tmp_dir = \"{short}/engine\"\n[network]\nnetwork_config_dir = \"{storage}/networks\"\n"
             ),
@@ -135,7 +134,7 @@ impl Images {
     #[must_use]
     pub fn start(&self, name: &str, options: &[&str], image: &str, arguments: &[&str]) -> Container<'_> {
         let begin = ["run", "--detach", "--network", "host", "--name", name];
-        self.podman(&[&begin[..], options, &[image], arguments].concat()).expect(0);
+        self.podman(&[&begin[..], &LIMITS, options, &[image], arguments].concat()).expect(0);
         Container { images: self, name: name.to_owned() }
     }
 
