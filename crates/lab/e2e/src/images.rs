@@ -27,6 +27,8 @@ const BASE: &str = "docker.io/library/debian:bookworm-slim";
 const RUNTIME: &str = "runc";
 /// Limits of every container. podman's own defaults are higher than a process without CAP_SYS_RESOURCE can set.
 const LIMITS: [&str; 4] = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"];
+/// `--ulimit memlock=` without a limit.
+pub const UNLIMITED: &str = "-1";
 /// Bytes that a container may lock where this process may not raise limits: what Linux gives everybody.
 const LOCKABLE: &str = "8388608:8388608";
 /// Time limit for all images: most of it is apt's download of Debian's packages.
@@ -63,7 +65,7 @@ pub fn base() -> Option<PathBuf> {
 #[must_use]
 pub fn lockable_bytes() -> &'static str {
     let raised = Command::new("sh").args(["-c", "ulimit -H -l unlimited"]).stderr(Stdio::null()).status();
-    if raised.is_ok_and(|raised| raised.success()) { "-1" } else { LOCKABLE }
+    if raised.is_ok_and(|raised| raised.success()) { UNLIMITED } else { LOCKABLE }
 }
 
 impl Images {
