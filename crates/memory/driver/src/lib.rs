@@ -43,7 +43,7 @@ pub use engine_lock::{LockTimer, LockedEngine, NoTape, Tape};
 pub use evict::{evict, stays};
 pub use fatal::Fatal;
 pub use fault::{Outcome, WAIT_MAX, check_timeout, resolve};
-pub use make_resident::{Brought, bring};
+pub use make_resident::{Access, Brought, bring};
 pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
 pub use quiesce::quiesce;
 pub use shards::{Shards, balance, borrow_for, divide, settle, spent};

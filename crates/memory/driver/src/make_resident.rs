@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes the memory of a system call resident, after it has been pinned.
+//! Makes the memory of a system call, or of a call of the library, resident after it has been pinned.
 //!
 //! The order makes it safe. A pin is published before its blocks are looked at under the engine's lock. A victim chosen
 //! earlier is then seen as Leaving, and waited for; a victim chosen later is refused because of the pin.
@@ -16,10 +16,19 @@ use crate::space::{Populated, Space};
 /// is seen as a victim that is about to be refused; a block that is not pinned may be evicted again and again.
 const BRINGS_MAX: u32 = 64;
 
+/// What the pages are wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To be read. Blocks that the tier has, too, stay or become sealed, and are then cheap to evict.
+    Read,
+    /// To be read and written to.
+    Write,
+}
+
 /// What became of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Brought {
-    /// All of them were present, and the kernel can read and write them.
+    /// All of them were present, and the kernel has the access that was asked for.
     Present,
     /// Those that are managed and not lost are present now.
     AsFarAsManaged,
@@ -27,8 +36,15 @@ pub enum Brought {
     NoRoom,
 }
 
-/// Makes the pages `start..end` resident and writable, except those not managed or lost.
-pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: ThreadIndex) -> Result<Brought, Fatal> {
+/// Makes the pages `start..end` resident for this access, except those not managed or lost.
+pub fn bring<S: Space>(
+    space: &S,
+    start: PageIndex,
+    end: PageIndex,
+    thread: ThreadIndex,
+    access: Access,
+) -> Result<Brought, Fatal> {
+    let writes = access == Access::Write;
     let mut page = start;
     let mut tries = 0;
     let mut all = true;
@@ -41,9 +57,9 @@ pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: Thre
         let Some((block, pages)) = found else { break };
         all &= page >= pages.start;
         // A hole that another thread fills is not ours to wait for: with many such threads there would be one at every
-        // look. The kernel may be about to write, and cannot signal a fault on a write-protected page either.
-        if !block.is_in_place() || block.protected {
-            match resolve(space, pages.start.max(page), thread, true)? {
+        // look. If the kernel is about to write, it cannot signal a fault on a write-protected page either.
+        if !block.is_in_place() || (writes && block.protected) {
+            match resolve(space, pages.start.max(page), thread, writes)? {
                 Outcome::Resolved if tries < BRINGS_MAX => {
                     tries += 1;
                     continue;
@@ -57,7 +73,7 @@ pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: Thre
         tries = 0;
     }
     all &= page >= end;
-    Ok(match fill_holes(space, start, end, thread)? {
+    Ok(match fill_holes(space, start, end, thread, writes)? {
         Brought::Present if !all => Brought::AsFarAsManaged,
         brought => brought,
     })
@@ -65,14 +81,21 @@ pub fn bring<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: Thre
 
 /// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look was
 /// not pinned.
-fn fill_holes<S: Space>(space: &S, start: PageIndex, end: PageIndex, thread: ThreadIndex) -> Result<Brought, Fatal> {
+fn fill_holes<S: Space>(
+    space: &S,
+    start: PageIndex,
+    end: PageIndex,
+    thread: ThreadIndex,
+    writes: bool,
+) -> Result<Brought, Fatal> {
     match space.populate(start, end) {
         Populated::All => return Ok(Brought::Present),
         Populated::NotAll => {}
         Populated::Unknown => return Ok(Brought::AsFarAsManaged),
     }
     for page in start.up_to(end) {
-        if space.populate(page, page + 1) == Populated::NotAll && resolve(space, page, thread, true)? == Outcome::NoRoom
+        if space.populate(page, page + 1) == Populated::NotAll
+            && resolve(space, page, thread, writes)? == Outcome::NoRoom
         {
             return Ok(Brought::NoRoom);
         }

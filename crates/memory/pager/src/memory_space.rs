@@ -17,6 +17,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::map::presence::Presence;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_BYTES, ThreadIndex};
-use aquifer_driver::{Brought, Discard, Fatal, discard};
+use aquifer_driver::{Access, Brought, Discard, Fatal, discard};
 use aquifer_stats::{Counters, Snapshot};
 use aquifer_sys::memory::{advise, map_anonymous, unmap};
 use aquifer_sys::raw::{Errno, now_ns};
@@ -316,16 +317,28 @@ impl Mapping<'_> {
     /// Copies the bytes from `at` on.
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), SpaceFailure> {
         let to = into.as_mut_ptr();
-        self.each_step(at, into.len(), |from, done, len| {
-            // SAFETY: the step's bytes are mapped and resident until this returns; `to` has room for all of them.
+        self.each_step(at, into.len(), Access::Read, |from, done, len| {
+            // SAFETY: the step's bytes are mapped until this returns, and a load that faults is served like any other;
+            // `to` has room for all of them.
             unsafe { std::ptr::copy_nonoverlapping(from, to.add(done), len) };
         })
+    }
+
+    /// Copies bytes within one page, if the page is at its address. False if it is not.
+    fn read_present(&self, at: usize, into: &mut [u8]) -> bool {
+        let from = self.start.as_ptr() as usize + at;
+        let Some(_pinned) = self.pin_present(PageIndex::at(from), PageIndex::end_at(from + into.len())) else {
+            return false;
+        };
+        // SAFETY: the caller has checked that the bytes are within the mapping; the rest is as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
+        true
     }
 
     /// Overwrites the bytes from `at` on. After an error, some of them may have been written.
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), SpaceFailure> {
         let from = bytes.as_ptr();
-        self.each_step(at, bytes.len(), |to, done, len| {
+        self.each_step(at, bytes.len(), Access::Write, |to, done, len| {
             // SAFETY: as in `read`, with the directions exchanged.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), to, len) };
         })
@@ -337,6 +350,7 @@ impl Mapping<'_> {
         &self,
         at: usize,
         len: usize,
+        access: Access,
         mut step: impl FnMut(*mut u8, usize, usize),
     ) -> Result<(), SpaceFailure> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
@@ -346,7 +360,7 @@ impl Mapping<'_> {
         while done < len {
             let here = self.start.as_ptr() as usize + at + done;
             let part = (STEP_BYTES - here % STEP_BYTES).min(len - done);
-            let pinned = self.pin(here, part)?;
+            let pinned = self.pin(here, part, access)?;
             step(here as *mut u8, done, part);
             drop(pinned);
             done += part;
@@ -355,19 +369,38 @@ impl Mapping<'_> {
     }
 
     /// Makes a range resident until the value is dropped.
-    fn pin(&self, start: usize, len: usize) -> Result<Pinned<'_>, SpaceFailure> {
+    fn pin(&self, start: usize, len: usize, access: Access) -> Result<Pinned<'_>, SpaceFailure> {
         self.space.check()?;
         let pager = self.space.pager;
-        let _blocked = Blocked::all();
         let (first, last) = (PageIndex::at(start), PageIndex::end_at(start + len));
+        if access == Access::Read
+            && let Some(pinned) = self.pin_present(first, last)
+        {
+            return Ok(pinned);
+        }
+        let _blocked = Blocked::all();
         let pinned = Pinned { pager, slot: claim_pin(pager, first, last)? };
-        self.bring(first, last).map(|()| pinned)
+        self.bring(first, last, access).map(|()| pinned)
     }
 
-    /// Makes pages resident and writable. Called with signals blocked.
-    fn bring(&self, first: PageIndex, last: PageIndex) -> Result<(), SpaceFailure> {
+    /// Pins pages that are at their addresses, without asking the engine. `None` if some are not.
+    fn pin_present(&self, first: PageIndex, last: PageIndex) -> Option<Pinned<'_>> {
+        let start = self.pages().start;
+        let are_here = || self.presence.has(first - start, last - start);
+        if !are_here() {
+            return None;
+        }
+        let pinned = Pinned { pager: self.space.pager, slot: self.space.pager.claim_pin(first, last)? };
+        // Pairs with `Pins::cover`: an eviction unpublishes its block and then looks for pins. So either it finds this
+        // one, or the block is no longer published here.
+        fence(Ordering::SeqCst);
+        are_here().then_some(pinned)
+    }
+
+    /// Makes pages resident for this access. Called with signals blocked.
+    fn bring(&self, first: PageIndex, last: PageIndex, access: Access) -> Result<(), SpaceFailure> {
         let (pager, thread) = (self.space.pager, ThreadIndex(thread_slot::index(THREADS_MAX)));
-        match pager.make_resident(first, last, thread) {
+        match pager.make_resident(first, last, thread, access) {
             Ok(Brought::Present) => Ok(()),
             Ok(Brought::AsFarAsManaged) => {
                 let engine = pager.undivided().engine();
@@ -417,7 +450,7 @@ impl Mapping<'_> {
                 !is_whole && engine.map().block(block).state != State::Empty
             })
         };
-        if is_cut { self.pin(start + at, 1).map(Some) } else { Ok(None) }
+        if is_cut { self.pin(start + at, 1, Access::Write).map(Some) } else { Ok(None) }
     }
 
     fn discard_pages(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {

@@ -10,7 +10,7 @@
 use aquifer_core::block::State as BlockState;
 use aquifer_core::engine::Advice;
 use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
-use aquifer_driver::Brought;
+use aquifer_driver::{Access, Brought};
 use aquifer_sys::own_stack;
 use aquifer_sys::thread_slot;
 
@@ -144,7 +144,7 @@ fn placed(pager: &'static Pager, start: usize, len: usize) -> Packed {
 
 /// Makes a pinned range resident, as far as it is managed.
 fn brought(pager: &'static Pager, first: PageIndex, last: PageIndex) -> Result<(), Unserved> {
-    match pager.make_resident(first, last, ThreadIndex(thread_slot::index(THREADS_MAX))) {
+    match pager.make_resident(first, last, ThreadIndex(thread_slot::index(THREADS_MAX)), Access::Write) {
         Ok(Brought::Present) => Ok(()),
         Ok(Brought::AsFarAsManaged) => {
             let is_lost = pager.parts(first, last).any(|(view, first, last)| {

@@ -30,7 +30,7 @@ use self::table::{LOCKED, PinSlot};
 use crate::abort::fail;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MAX};
-use aquifer_driver::Brought;
+use aquifer_driver::{Access, Brought};
 
 /// Ranges of blocks that one system call can pin. A call with more goes through a bounce buffer.
 pub const CALL_PINS_MAX: usize = 64;
@@ -283,7 +283,7 @@ impl Pager {
     /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
     fn bring(&self, start: PageIndex, end: PageIndex) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MAX));
-        match self.make_resident(start, end, thread) {
+        match self.make_resident(start, end, thread, Access::Write) {
             Ok(Brought::Present) => Ok(true),
             Ok(Brought::AsFarAsManaged) => Ok(false),
             Ok(Brought::NoRoom) => Err(NotBrought),

@@ -13,7 +13,7 @@ use aquifer_core::engine::Advice;
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{PageIndex, ThreadIndex};
-use aquifer_driver::{Brought, Fatal, LockedEngine, Shards};
+use aquifer_driver::{Access, Brought, Fatal, LockedEngine, Shards};
 
 use crate::pager::Pager;
 use crate::recorder::Recorder;
@@ -66,16 +66,17 @@ impl Pager {
         }
     }
 
-    /// Makes a range resident and writable, except pages that are not managed or lost.
+    /// Makes a range resident for this access, except pages that are not managed or lost.
     pub(crate) fn make_resident(
         &self,
         first: PageIndex,
         last: PageIndex,
         thread: ThreadIndex,
+        access: Access,
     ) -> Result<Brought, Fatal> {
         let mut whole = Brought::Present;
         for (view, first, last) in self.parts(first, last) {
-            match aquifer_driver::bring(&view, first, last, thread)? {
+            match aquifer_driver::bring(&view, first, last, thread, access)? {
                 Brought::Present => {}
                 Brought::AsFarAsManaged => whole = Brought::AsFarAsManaged,
                 Brought::NoRoom => return Ok(Brought::NoRoom),

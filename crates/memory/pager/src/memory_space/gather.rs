@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Copies many pieces of a mapping, and reads the evicted ones in place, many at a time.
+//! Copies many pieces of a mapping: those that are present at once, and the evicted ones in place, many at a time.
 //!
 //! A page that is read for the second time within a while is also read in place, because a gather does not wait for a
 //! single page; the worker then fetches its block. Simultaneous requests for one page share one read.
@@ -106,7 +106,8 @@ impl Gathering<'_, '_> {
         PageIndex::at(self.mapping.start.as_ptr() as usize + self.pieces[part.piece].offset + part.done)
     }
 
-    /// Requests the next parts, or copies them. False if no part is left, or no more requests can be in flight.
+    /// Copies the next parts that are present, and requests the others. False if no part is left, or no more requests
+    /// can be in flight.
     fn begin_some(&mut self) -> Result<bool, SpaceFailure> {
         let mut wanted = std::mem::take(&mut self.wanted);
         wanted.clear();
@@ -115,19 +116,26 @@ impl Gathering<'_, '_> {
             && let Some(part) = self.part_at(next)
         {
             next = (part.piece, part.done + part.len);
-            wanted.push((self.page_of(part), part));
+            if !self.copy_present(part) {
+                wanted.push((self.page_of(part), part));
+            }
         }
         let begun = self.begin(&wanted);
-        let is_left = match &begun {
-            Ok(count) => *count == wanted.len() && !wanted.is_empty(),
-            Err(_) => false,
-        };
-        if wanted.is_empty() {
-            // Empty pieces may be left.
-            self.next = (self.pieces.len(), 0);
-        }
+        let are_all_begun = matches!(begun, Ok(count) if count == wanted.len());
         self.wanted = wanted;
-        begun.map(|_| is_left)
+        begun?;
+        let is_left = self.part_at(next).is_some();
+        if are_all_begun {
+            // At the end, pieces of no bytes may be left.
+            self.next = if is_left { next } else { (self.pieces.len(), 0) };
+        }
+        Ok(are_all_begun && is_left)
+    }
+
+    /// Copies a part whose page is at its address. False if it is not.
+    fn copy_present(&mut self, part: Part) -> bool {
+        let (mapping, at) = (self.mapping, self.pieces[part.piece].offset + part.done);
+        mapping.read_present(at, self.bytes_of(part))
     }
 
     /// Returns how many of the parts need no further request.

@@ -16,6 +16,7 @@ use aquifer_core::map::presence::Presence;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::temperature::{Histogram, Temperature};
 use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_PAGES};
+use aquifer_driver::Access;
 use aquifer_sys::signals::Blocked;
 
 use super::{Mapping, MemorySpace, SpaceFailure};
@@ -127,15 +128,15 @@ impl Mapping<'_> {
         let (pager, (first, last)) = (self.space.pager, self.page_range(at, len));
         let slot = pager.claim_lasting_pin(first, last).ok_or(SpaceFailure::TooMuchPinned)?;
         let pin = LastingPin { pager, slot };
-        self.bring(first, last).map(|()| pin)
+        self.bring(first, last, Access::Write).map(|()| pin)
     }
 
-    /// Makes a range resident and writable. It may leave again at any time.
+    /// Makes a range resident. It may leave again at any time. Its first store may cost a fault, which fetches nothing.
     pub fn install(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
         self.check_range(at, len)?;
         let _blocked = Blocked::all();
         let (first, last) = self.page_range(at, len);
-        self.bring(first, last)
+        self.bring(first, last, Access::Read)
     }
 
     /// Where the pages of a range are: lost, if one of them is; otherwise away, busy or here, in this order.

@@ -6,7 +6,7 @@
 //! Does not allocate and takes no lock: a slot belongs to the thread that has changed its owner from zero.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use aquifer_core::map::Pages;
 use aquifer_core::map::changes::Changes;
@@ -71,6 +71,8 @@ impl Pins {
 
     /// Whether any of `pages` is pinned.
     pub(crate) fn cover(&self, pages: Pages) -> bool {
+        // Pairs with `Mapping::pin_present`: the block of these pages was unpublished before, with relaxed stores.
+        fence(Ordering::SeqCst);
         self.known().iter().any(|slot| slot.overlaps(pages.start, pages.end()))
     }
 
