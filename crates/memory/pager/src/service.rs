@@ -285,7 +285,7 @@ impl Pager {
     }
 
     /// Adds the figures that the tier reports to the counters.
-    fn count_figures(&self) {
+    pub(crate) fn count_figures(&self) {
         let figures = self.tier.take_figures();
         for (counter, amount) in [
             (Counter::MembersLost, figures.members_lost),
@@ -298,5 +298,6 @@ impl Pager {
         ] {
             self.counters.add(counter, amount);
         }
+        self.published.of(0).in_place_bytes.fetch_add(figures.mapped_bytes, Ordering::Relaxed);
     }
 }

@@ -44,6 +44,8 @@ figures! {
     slabs_degraded "Slabs that lost a copy, and have others.",
     slabs_rebuilt "Copies of slabs that were made in place of lost ones.",
     slabs_lost "Slabs whose bytes are gone.",
+    mapped_bytes "Bytes that were read through a mapping in this process: the kernel counts their pages in its resident \
+                  set.",
 }
 
 /// What a tier that compresses has stored now, by all processes of a family.

@@ -45,7 +45,7 @@ pub use alternate_reads::find_way;
 pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
-pub use figures::{CompressionFigures, TierFigures};
+pub use figures::{CompressionFigures, TierCounters, TierFigures};
 pub use forks::Forks;
 pub use leveled::{LevelFigures, Leveled, Mover, Waker};
 pub use membership::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer};

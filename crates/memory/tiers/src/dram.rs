@@ -8,6 +8,7 @@
 //! of the file counts in its memory cgroup. The costs: `memory_file.rs`.
 
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use aquifer_core::units::ByteSize;
@@ -28,9 +29,6 @@ pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 /// A tier in local memory.
 pub struct Dram {
     memory: Arc<Memory>,
-    /// Mapped when the first queue is opened: until the pager starts, a program may still limit its addresses. `None`
-    /// where they are limited.
-    mapped: OnceLock<Option<MappedFile>>,
     notices: Vec<String>,
 }
 
@@ -39,6 +37,10 @@ pub(crate) struct Memory {
     name: &'static str,
     file: KeptFile,
     capacity_bytes: u64,
+    /// The file is at least this long: the end of what this process has written.
+    written_end: AtomicU64,
+    /// `None` where the process's addresses are limited.
+    mapped: OnceLock<Option<MappedFile>>,
 }
 
 impl Dram {
@@ -70,8 +72,9 @@ impl Dram {
                  CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
             )],
         };
-        let memory = Memory { name, file: KeptFile::new(file), capacity_bytes };
-        Ok(Dram { memory: Arc::new(memory), mapped: OnceLock::new(), notices })
+        let (written_end, mapped) = (AtomicU64::new(0), OnceLock::new());
+        let memory = Memory { name, file: KeptFile::new(file), capacity_bytes, written_end, mapped };
+        Ok(Dram { memory: Arc::new(memory), notices })
     }
 
     /// The synchronous part, for queues of tiers that are built on memory.
@@ -106,7 +109,7 @@ impl Tier for Dram {
     }
 
     fn mapped(&self, offset: u64, len: usize) -> Option<FileRange<'_>> {
-        self.mapped.get()?.as_ref()?.range(offset, len)
+        self.memory.mapped.get()?.as_ref()?.range(offset, len)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
@@ -114,7 +117,7 @@ impl Tier for Dram {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
-        let Memory { name, file, capacity_bytes } = &*self.memory;
+        let Memory { name, file, capacity_bytes, .. } = &*self.memory;
         check_range(name, Activity::Discard, offset, len, *capacity_bytes)?;
         direct_io::punch_hole(file, offset, len).map_err(|error| TierFailure {
             tier: name,
@@ -129,9 +132,7 @@ impl Tier for Dram {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
-        let Memory { file, capacity_bytes, .. } = &*self.memory;
-        let map = || MappedFile::new(&**file, usize::try_from(*capacity_bytes).ok()?).ok();
-        self.mapped.get_or_init(map);
+        self.memory.map();
         Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
     }
 }
@@ -139,6 +140,22 @@ impl Tier for Dram {
 impl Memory {
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
+    }
+
+    /// Maps the file. Called when the first queue is opened: until the pager starts, a program may still limit its
+    /// addresses.
+    pub(crate) fn map(&self) {
+        let map = || MappedFile::new(&*self.file, usize::try_from(self.capacity_bytes).ok()?).ok();
+        self.mapped.get_or_init(map);
+    }
+
+    /// Fills `buffer` through the mapping, which costs less than a system call. False if the file is not mapped there,
+    /// or may end before these bytes do.
+    pub(crate) fn read_mapped(&self, offset: u64, buffer: &mut FrameBuffer) -> bool {
+        let end = offset.checked_add(buffer.len() as u64);
+        let is_written = end.is_some_and(|end| end <= self.written_end.load(Ordering::Relaxed));
+        let mapped = self.mapped.get().and_then(Option::as_ref).filter(|_| is_written);
+        mapped.is_some_and(|mapped| mapped.copy(offset, buffer.bytes_mut()))
     }
 }
 
@@ -164,7 +181,10 @@ impl Blocking for Memory {
             activity: Activity::Write,
             offset,
             cause,
-        })
+        })?;
+        // Relaxed: a reader that sees an older end reads by a system call.
+        self.written_end.fetch_max(offset + buffer.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 }
 

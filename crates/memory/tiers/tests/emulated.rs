@@ -5,6 +5,8 @@
 
 mod steps;
 
+use aquifer_sys::direct_io;
+use aquifer_tier::PAGE;
 use aquifer_tiers::conformance::{check, model, overlapping_gains_time};
 use aquifer_tiers::{Tier, TierSpec, open, profile};
 use proptest::prelude::*;
@@ -39,6 +41,24 @@ fn an_unknown_profile_is_refused_with_the_known_ones() {
     let spec: TierSpec = "emulated:cmm-x".parse().unwrap();
     let message = open(&spec).err().unwrap().to_string();
     assert!(message.contains("cmm-x") && message.contains("xl-flash-slc"), "{message}");
+}
+
+/// The kernel counts such pages as the program's, so the pager has to know of them.
+#[test]
+fn reads_through_the_mapping_are_counted_and_others_work() {
+    let device = tier("emulated:cmm-h,size=16MiB");
+    let (mut page, offset) = (direct_io::lasting_buffer(1), 3 << 20);
+    page.bytes_mut().fill(7);
+    device.write(offset, &page).unwrap();
+    let mut read = |offset: u64| {
+        device.read(offset, &mut page).unwrap();
+        (page.bytes()[0], page.bytes()[PAGE - 1], device.take_figures().mapped_bytes)
+    };
+    assert_eq!(read(offset), (7, 7, 0), "not mapped before the first queue");
+    let _queue = device.open_queue(4).unwrap();
+    assert_eq!(read(offset), (7, 7, PAGE as u64));
+    assert_eq!(read(offset + PAGE as u64), (0, 0, 0), "beyond the end of the file");
+    assert!(device.read((16 << 20) - PAGE as u64 + 1, &mut direct_io::lasting_buffer(1)).is_err());
 }
 
 proptest! {

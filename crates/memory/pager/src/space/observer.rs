@@ -69,6 +69,7 @@ impl Observer for ShardView<'_> {
 
     fn publish_tier(&self) {
         self.publish_levels();
+        self.count_figures();
     }
 
     fn tier_full(&self) {
