@@ -5,7 +5,8 @@
 //! checked against its guard and stays until its users have copied their bytes.
 //!
 //! As in `in_place.rs`, no block changes its state, and a page that cannot be read in this way is left to the caller.
-//! If a page is read for the second time within a while, the worker also fetches it.
+//! If a page is read for the second time within a while, the worker also fetches it. The worker is asked for several
+//! pages at a time: to wake it costs more than a read, and it evicts as many blocks by one kernel call.
 //!
 //! Users of one page share its read while the page's guard is the same: bytes that match the guard are the page's.
 //!
@@ -36,6 +37,8 @@ const DEPTH: usize = 64;
 /// Maximum number of pages that are looked up under one acquisition of the lock, where each takes a tenth of a
 /// microsecond, and of requests that are started together.
 pub const TOGETHER_MAX: usize = 16;
+/// Pages that are read again and for which the worker is woken. A choice.
+const AGAIN_MAX: usize = 16;
 /// Number of queues that a space keeps for reuse. More are opened when more threads read at the same time.
 const KEPT_MAX: usize = 8;
 
@@ -44,6 +47,9 @@ struct ScratchQueue {
     // Declared first, so dropped first: the queue then waits for the requests that write into the scratch pages.
     queue: Box<dyn TierQueue>,
     scratch: Reserved,
+    /// Pages that were read again and that the worker is still to be asked for. Kept with the queue: one gather reads
+    /// too few.
+    again: Vec<PageIndex>,
 }
 
 /// The idle queues of one space.
@@ -55,7 +61,8 @@ impl ScratchQueues {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.or_else(|| {
             let scratch = Reserved::new(DEPTH * PAGE).ok()?;
-            Some(ScratchQueue { queue: tier.open_queue(DEPTH as u32).ok()?, scratch })
+            let again = Vec::with_capacity(AGAIN_MAX + TOGETHER_MAX);
+            Some(ScratchQueue { queue: tier.open_queue(DEPTH as u32).ok()?, scratch, again })
         })
     }
 
@@ -208,13 +215,12 @@ impl<U: Copy> PageReads<U> {
         }
     }
 
-    /// Looks up where the pages are, and the reads that they can share. Asks the worker to fetch pages that are used
-    /// again.
+    /// Looks up where the pages are, and the reads that they can share. Notes pages that are used again.
     fn look_up(&mut self, space: &MemorySpace, wanted: &[(PageIndex, U)]) {
         self.found.clear();
         let mut again = [PageIndex(0); TOGETHER_MAX];
         let mut count = 0;
-        let mut engine = space.pager.undivided().engine();
+        let engine = space.pager.undivided().engine();
         for (page, _) in wanted {
             let place = Place::of(engine.map(), *page);
             let shared = self.slot_of(*page, place);
@@ -224,12 +230,15 @@ impl<U: Copy> PageReads<U> {
             }
             self.found.push((place, shared));
         }
-        for page in &again[..count] {
-            engine.advise(*page, *page + 1, Advice::WillNeed);
-        }
         drop(engine);
-        if count > 0 {
-            space.pager.undivided().shard.worker_wakeup.wake();
+        if let Some(base) = &mut self.base {
+            base.again.extend_from_slice(&again[..count]);
+            if base.again.len() >= AGAIN_MAX {
+                let mut engine = space.pager.undivided().engine();
+                base.again.drain(..).for_each(|page| engine.advise(page, page + 1, Advice::WillNeed));
+                drop(engine);
+                space.pager.undivided().shard.worker_wakeup.wake();
+            }
         }
     }
 
@@ -252,7 +261,7 @@ impl<U: Copy> PageReads<U> {
             return true;
         }
         let Some(scratch) = self.free.pop() else { return false };
-        let Some(ScratchQueue { queue, scratch: pages }) = &mut self.base else { return false };
+        let Some(ScratchQueue { queue, scratch: pages, .. }) = &mut self.base else { return false };
         // SAFETY: the scratch page is free, so no other buffer of it exists; the queue owns this one until it has
         // handed out the completion, and `ScratchQueue` drops the queue before the pages.
         let buffer = unsafe { pages.buffer(scratch * PAGE, PAGE) };
