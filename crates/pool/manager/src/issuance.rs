@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pool's authority in a manager: its files (here), the certificates that it has signed (`issuance/certificates.rs`),
-//! and the list of those that are revoked (`issuance/list.rs`).
+//! The pool's authority in a manager: its files (here), the certificates that it has signed
+//! (`issuance/certificates.rs`), and the list of those that are revoked (`issuance/list.rs`).
 //!
 //! | key | value, as JSON |
 //! |---|---|

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The driver's traits on the model. Each call pauses first, so that another thread can come in between. The exchange of
-//! pages: `space/exchange.rs`; the tier: `space/tier.rs`.
+//! The driver's traits on the model. Each call pauses first, so that another thread can come in between.
+//!
+//! The exchange of pages is in `space/exchange.rs`, the tier in `space/tier.rs`.
 
 mod exchange;
 mod tier;
