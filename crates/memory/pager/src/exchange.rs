@@ -54,8 +54,9 @@ pub enum Installed {
 /// Blocks up to this many bytes are copied to the program's address rather than moved: a copy interrupts no other CPU.
 pub const COPIED_BYTES_MAX: u64 = 16 << 10;
 
-/// Installs the bytes of `frame` at `pages`, which are all missing, and wakes the threads waiting there. `pages` may
-/// continue into the frames that follow `frame`. The frames keep their pages only if the exchange is a copy.
+/// Installs the bytes of `frame` at `pages`, which are all missing, and wakes the threads waiting there. If there are
+/// more `pages` than the frame holds, the bytes continue in the frames that follow it. The frames keep their own pages
+/// only if `exchange` is a copy.
 pub fn install(
     uffd: &Uffd,
     area: &FrameArea,
