@@ -126,7 +126,8 @@ impl Index {
         }
     }
 
-    /// Sets the place of a key, not yet read, and returns the earlier place. The index is not full, or has the key.
+    /// Sets the place and the expiry time of a key, which then counts as not read yet. Returns what was known about it.
+    /// The index must have the key already, or have room for one more.
     pub fn put(&mut self, hash: u64, place: Place, expires_ms: u64) -> Option<Found> {
         let entry = Entry { hash, packed: pack(place), expires_ms };
         match self.slot(hash) {

@@ -54,8 +54,13 @@ pub enum SettingsFailure {
         /// The bytes that the index of these keys takes.
         index: u64,
     },
-    /// The log would be too small or too large. The number is its bytes.
-    Size(u64),
+    /// The log would be too small or too large.
+    Size {
+        /// Its bytes.
+        bytes: u64,
+        /// `true`: `--size` was not given, and follows from `--dram`.
+        is_default: bool,
+    },
 }
 
 impl fmt::Display for SettingsFailure {
@@ -75,13 +80,17 @@ impl fmt::Display for SettingsFailure {
                 index.div_ceil(MIB),
                 SPACE_BYTES_MIN / MIB
             ),
-            Self::Size(bytes) => write!(
-                f,
-                "--size {}MiB is out of range; give {}MiB to {}GiB",
-                bytes / MIB,
-                SPANS_MIN * SPAN_BYTES / MIB,
-                SIZE_BYTES_MAX >> 30
-            ),
+            Self::Size { bytes, is_default } => {
+                let (mib, min, max) = (bytes / MIB, SPANS_MIN * SPAN_BYTES / MIB, SIZE_BYTES_MAX >> 30);
+                match is_default {
+                    true => write!(
+                        f,
+                        "without --size it is {SIZE_PER_DRAM} times --dram, and {mib}MiB is out of range; give a --size \
+                         of {min}MiB to {max}GiB, or another --dram"
+                    ),
+                    false => write!(f, "--size {mib}MiB is out of range; give {min}MiB to {max}GiB"),
+                }
+            }
         }
     }
 }
@@ -95,7 +104,7 @@ impl Settings {
         let asked = args.size.map_or(args.dram.0.saturating_mul(SIZE_PER_DRAM), |size| size.0);
         let size_bytes = asked / SPAN_BYTES * SPAN_BYTES;
         if !(smallest..=SIZE_BYTES_MAX).contains(&size_bytes) {
-            return Err(SettingsFailure::Size(asked));
+            return Err(SettingsFailure::Size { bytes: asked, is_default: args.size.is_none() });
         }
         if args.buffers.0 < BUFFERS_BYTES_MIN {
             return Err(SettingsFailure::Buffers(args.buffers.0));
@@ -155,6 +164,7 @@ mod tests {
             ("--dram 16MiB", "--dram 16MiB is too little for an index of 2MiB and 16MiB for values; raise --dram"),
             ("--dram 64MiB --buffers 1MiB", "--buffers 1MiB has no room for one request and its reply; give at least"),
             ("--dram 64MiB --size 16MiB", "--size 16MiB is out of range; give 48MiB to 1024GiB"),
+            ("--dram 1MiB", "without --size it is 4 times --dram, and 4MiB is out of range; give a --size of 48MiB to"),
             ("--dram 64MiB --size 2TiB", "--size 2097152MiB is out of range; give"),
         ] {
             assert!(settings(words).unwrap_err().to_string().starts_with(message), "{words}");

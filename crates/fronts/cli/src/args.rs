@@ -169,19 +169,40 @@ fn complaint(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Fail
     // mistaken word on to the program.
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).filter(|tip| tip.contains("similar"));
     let remedy = match (tip, error.kind()) {
-        // The message of the value's own parser already says what to write instead.
-        (_, ErrorKind::ValueValidation) => String::new(),
+        // The message of the value's own parser already says what to write instead, unless it is one of std's.
+        (_, ErrorKind::ValueValidation) => {
+            let of_std = REMEDIES_OF_STD.iter().find(|(text, _)| cause.ends_with(text));
+            of_std.map_or_else(String::new, |(_, remedy)| (*remedy).to_owned())
+        }
         (Some(tip), _) => tip.to_owned(),
         (None, _) => format!("see 'aquifer{} --help'", command_among(words)),
     };
     Failure::new(ExitCode::Usage, cause, remedy)
 }
 
-/// Returns the first command among the words, with a leading space; empty if there is none.
-fn command_among(mut words: impl Iterator<Item = OsString>) -> String {
+/// What to write instead of a value that a parser of std has refused: their messages name no remedy.
+const REMEDIES_OF_STD: [(&str, &str); 5] = [
+    ("cannot parse integer from empty string", "write a whole number"),
+    ("invalid digit found in string", "write a whole number"),
+    ("invalid socket address syntax", "write an address on this machine and a port, for example 127.0.0.1:7411"),
+    ("number too large to fit in target type", "write a smaller number"),
+    ("number too small to fit in target type", "write a greater number"),
+];
+
+/// Returns the command that the words name, with those below it, each with a leading space; empty if there is none.
+fn command_among(words: impl Iterator<Item = OsString>) -> String {
     let cli = Cli::command();
-    let name = words.find_map(|word| cli.find_subcommand(word).map(|command| command.get_name().to_owned()));
-    name.map_or_else(String::new, |name| format!(" {name}"))
+    let mut innermost = &cli;
+    let mut path = String::new();
+    // The words after -- are the program's.
+    for word in words.take_while(|word| word != "--") {
+        if let Some(command) = innermost.find_subcommand(word) {
+            path.push(' ');
+            path.push_str(command.get_name());
+            innermost = command;
+        }
+    }
+    path
 }
 
 /// Returns the end of `aquifer --help`.
@@ -258,6 +279,23 @@ mod tests {
             (&["aquifer", "rum"][..], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
             (&["aquifer", "stat", "--jsn"], "unexpected argument '--jsn' found; a similar argument exists: '--json'"),
             (&["aquifer", "stat", "--colour"], "unexpected argument '--colour' found; see 'aquifer stat --help'"),
+            (
+                &["aquifer", "fabric", "accounts", "change", "--colour"],
+                "unexpected argument '--colour' found; see 'aquifer fabric accounts change --help'",
+            ),
+            (
+                &["aquifer", "metrics", "--listen", "9464"],
+                "invalid value '9464' for '--listen <ADDRESS:PORT>': invalid socket address syntax; write an address on \
+                 this machine and a port, for example 127.0.0.1:7411",
+            ),
+            (
+                &["aquifer", "bench", "--local", "half"],
+                "invalid value 'half' for '--local <PERCENT>': invalid digit found in string; write a whole number",
+            ),
+            (
+                &["aquifer", "bench", "--local", "4294967296"],
+                "invalid value '4294967296' for '--local <PERCENT>': 4294967296 is not in 0..=4294967295",
+            ),
         ] {
             let error = Cli::try_parse_from(words).unwrap_err();
             let failure = complaint(&error, words.iter().map(OsString::from));

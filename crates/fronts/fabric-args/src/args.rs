@@ -83,6 +83,8 @@ pub enum FabricCommand {
     /// Run the fabric manager: replaces this process with aquifer-fabricd
     #[command(after_long_help = "\
 Examples:
+  aquifer fabric serve --print-config > fabricd.toml
+  aquifer fabric serve --config fabricd.toml --check
   aquifer fabric serve --config /etc/aquifer/fabricd.toml")]
     Serve(Serve),
     /// Log in, and keep the session's token
@@ -260,12 +262,15 @@ Examples:
 /// The arguments of `aquifer fabric serve`.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
-    /// Its configuration; `aquifer-fabricd --print-config` prints one with every setting
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// Its configuration
+    #[arg(long, value_name = "FILE", required_unless_present = "print_config")]
+    pub config: Option<PathBuf>,
     /// Check the configuration and exit
     #[arg(long)]
     pub check: bool,
+    /// Print a configuration with every setting, and exit
+    #[arg(long, conflicts_with_all = ["config", "check"])]
+    pub print_config: bool,
 }
 
 /// The arguments of `aquifer fabric status`.

@@ -30,7 +30,10 @@ pub(crate) fn serve(args: &Serve) -> Failure {
         return unstarted(format!("is not at {}", daemon.display()));
     }
     let mut command = Command::new(&daemon);
-    command.arg("--config").arg(&args.config).args(args.check.then_some("--check"));
+    if let Some(config) = &args.config {
+        command.arg("--config").arg(config);
+    }
+    command.args(args.check.then_some("--check")).args(args.print_config.then_some("--print-config"));
     let error = command.exec();
     unstarted(format!("at {} cannot be started: {error}", daemon.display()))
 }

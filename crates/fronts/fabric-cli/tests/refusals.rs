@@ -198,15 +198,19 @@ fn serve_starts_the_daemon_beside_the_program() {
     let directory = directory("serve");
     let program = directory.join("aquifer-fabric");
     fs::hard_link(env!("CARGO_BIN_EXE_aquifer-fabric"), &program).expect("linked");
-    let serve = || Command::new(&program).args(["serve", "--config", "f.toml", "--check"]).output().expect("it starts");
-    let line = one_line(125, &serve());
+    let serve = |words: &[&str]| Command::new(&program).arg("serve").args(words).output().expect("it starts");
+    let check = ["--config", "f.toml", "--check"];
+    let line = one_line(125, &serve(&check));
     assert!(line.contains("aquifer-fabricd is not at") && line.contains("make fabric"), "{line}");
     // A shell writes it: a file that this process has written may be busy while another test forks.
     let write = r#"printf '#!/bin/sh\necho "$@"; exit 4\n' > "$0"; chmod 755 "$0""#;
     assert!(
         Command::new("sh").args(["-c", write]).arg(directory.join("aquifer-fabricd")).status().expect("sh").success()
     );
-    let output = serve();
-    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(4), "--config f.toml --check\n"));
+    for words in [&check[..], &["--print-config"]] {
+        let output = serve(words);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(4), format!("{}\n", words.join(" "))));
+    }
+    assert_eq!(serve(&[]).status.code(), Some(2), "neither a file nor --print-config");
     let _ = fs::remove_dir_all(directory);
 }

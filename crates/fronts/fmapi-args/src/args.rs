@@ -30,8 +30,9 @@ Exit status: 0 done, and a check found no unknown departure; 1 it could not be d
 
 /// Speak the CXL fabric-manager API to a switch: check it, time it, bind and unbind
 ///
-/// Every wait has a limit. A command that changes something is never sent twice, and a bind and an unbind are judged by
-/// the state that the switch reports afterwards. Commands that are known to crash a peer are not sent to it.
+/// Every wait has a limit. A command that changes something is not sent again if its answer is lost, and a bind and an
+/// unbind are judged by the state that the switch reports afterwards. Commands that are known to crash a peer are not
+/// sent to it.
 #[derive(Clone, Debug, Args)]
 #[command(after_long_help = PEERS, arg_required_else_help = true)]
 pub struct FmapiArgs {

@@ -76,7 +76,7 @@ pub struct Report {
 /// Runs contexts on this thread until all have ended. They are taken from `contexts` one by one, when there is work for
 /// them, and may wait for anything: fetches of this or another space, and futures that other threads wake.
 ///
-/// A context that panics ends the run; the panic goes on.
+/// A panic of a context ends the run, and propagates to the caller.
 pub fn run<I>(space: &Space, contexts: I) -> Report
 where
     I: IntoIterator,

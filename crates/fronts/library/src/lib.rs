@@ -58,6 +58,11 @@
 //! [asks first](Mapping::ready), which takes a few nanoseconds, and [fetches](Mapping::fetch) without waiting. See
 //! [`contexts`].
 
+/// Compiles the example of the crate's README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod builder;
 pub mod contexts;
 mod curve;

@@ -3,8 +3,8 @@
 
 //! Compares sizes along the way from a device to the host's addresses, and with what a fabric manager has bound.
 //!
-//! Pure. A size that differs means that memory which somebody paid for is not used, or that a bind, an unbind or a
-//! firmware has been forgotten half-way.
+//! Pure. If two sizes differ, a part of the memory is not used, or a bind, an unbind or the firmware's set-up was left
+//! incomplete.
 
 use serde::Serialize;
 

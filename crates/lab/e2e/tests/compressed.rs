@@ -139,7 +139,7 @@ fn every_byte_is_right_in_compressed_memory() {
 fn a_tier_that_is_too_small_is_refused() {
     let words = ["--dram", "16MiB", "--tier", "compressed:size=64KiB"];
     run(managed(&words, std::path::Path::new("/bin/true"), &[]), LIMIT).expect(125).expect_line(
-        "aquifer: cannot start: a compressed tier of 64KiB is too small; give it at least 4MiB, with a unit, for example \
+        "aquifer: cannot start: the compressed tier of 64KiB is too small; give it at least 4MiB, with a unit, for example \
          size=4GiB",
     );
 }

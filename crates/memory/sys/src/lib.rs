@@ -43,6 +43,7 @@ pub mod shown_calls;
 pub mod signal_actions;
 pub mod signal_stack;
 pub mod signals;
+pub mod small_file;
 pub mod spare_frames;
 pub mod thread_pidfd;
 pub mod thread_slot;

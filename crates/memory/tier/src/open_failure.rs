@@ -216,7 +216,7 @@ impl fmt::Display for OpenFailure {
             }
             OpenFailure::TooSmall { tier, wanted_bytes, minimum_bytes } => write!(
                 f,
-                "a {tier} tier of {} is too small; give it at least {}, with a unit, for example size=4GiB",
+                "the {tier} tier of {} is too small; give it at least {}, with a unit, for example size=4GiB",
                 ByteSize(*wanted_bytes),
                 ByteSize(*minimum_bytes)
             ),
@@ -269,7 +269,10 @@ mod tests {
             (OpenFailure::Path { path: path(), source: error(libc::EROFS) }, "remount"),
             (OpenFailure::Path { path: path(), source: error(libc::EACCES) }, "writable"),
             (OpenFailure::System { tier: "dram", what: "x", source: error(libc::ENOMEM) }, "free memory"),
-            (OpenFailure::TooSmall { tier: "dram", wanted_bytes: 4, minimum_bytes: 1 << 20 }, "size=4GiB"),
+            (
+                OpenFailure::TooSmall { tier: "emulated", wanted_bytes: 4, minimum_bytes: 1 << 20 },
+                "the emulated tier of 4B is too small; give it at least 1MiB, with a unit, for example size=4GiB",
+            ),
         ] {
             let text = failure.to_string();
             assert!(text.contains(remedy), "{text}");

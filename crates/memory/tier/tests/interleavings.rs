@@ -98,8 +98,8 @@ impl World {
         }
     }
 
-    /// Moves the slab to the other site, if nobody writes. `is_alone`: no other thread moves the slab back, so the old
-    /// site is overwritten afterwards.
+    /// Moves the slab to the other site, unless somebody writes to it. With `is_alone`, no other thread may move it
+    /// back: then the old site is overwritten after the move, so that a late read of it is found.
     fn move_over(&self, is_alone: bool) {
         let Some(going) = self.places.begin_move(SLAB) else { return };
         let from = going.from();

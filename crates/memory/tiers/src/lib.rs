@@ -27,8 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! To add a tier: write a file like `dram.rs`, add a line to `spec.rs` and to `open.rs`, and write a test file that
-//! runs [`conformance`] on the tier.
+//! To add a tier: write a file like `dram.rs`, add a line to `spec.rs`, `spec/grammar.rs` and `open.rs`, and write a
+//! test file that runs [`conformance`] on the tier.
 
 #![forbid(unsafe_code)]
 

@@ -8,6 +8,7 @@
 
 use std::path::Path;
 
+use aquifer_sys::small_file;
 use aquifer_tier::OpenFailure;
 use serde::Deserialize;
 
@@ -22,6 +23,8 @@ const BUILT_IN: [(&str, &str); 7] = [
     ("xl-flash-slc", include_str!("../profiles/xl-flash-slc.toml")),
 ];
 
+/// Maximum length of a profile's file; those that come with Aquifer have 1 KiB or so.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The maximum number of planes in a profile; each costs eight bytes and nothing else.
 const PLANES_MAX: u64 = 4096;
 /// The longest latency in a profile: 100 ms.
@@ -108,7 +111,7 @@ impl Profile {
             let known: Vec<&str> = names().collect();
             return Err(failure(format!("no profile has this name; use {}, or a path", known.join(", "))));
         }
-        let text = std::fs::read_to_string(Path::new(name))
+        let text = small_file::read_text(Path::new(name), FILE_BYTES_MAX)
             .map_err(|error| failure(format!("{error}; give the path of a readable profile file")))?;
         Self::parse(&text).map_err(failure)
     }
@@ -206,7 +209,7 @@ mod tests {
             assert!(reason.contains(part), "{reason}");
             assert!(!reason.contains('\n'), "{reason}");
         }
-        for name in ["no-such-device", "/no/such/file.toml"] {
+        for name in ["no-such-device", "/no/such/file.toml", "/dev/zero"] {
             let failure = Profile::load(name).unwrap_err().to_string();
             assert!(failure.contains(name), "{failure}");
         }

@@ -9,7 +9,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,6 +16,7 @@ use std::sync::Arc;
 
 use aquifer_agent::{Host, Settings};
 use aquifer_agent_args::AgentArgs;
+use aquifer_sys::small_file;
 use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -52,9 +52,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// Maximum length of the configuration: more than volumes for every user of a host take.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
 fn settings(path: &Path) -> Result<Settings, String> {
     let at = path.display();
-    let text = fs::read_to_string(path).map_err(|error| {
+    let text = small_file::read_text(path, CONFIG_BYTES_MAX).map_err(|error| {
         format!("{at} cannot be read: {error}; write it as docs/agent.md says, or name it with --config")
     })?;
     text.parse().map_err(|failure| format!("{at}: {failure}"))

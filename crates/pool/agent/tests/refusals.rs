@@ -221,6 +221,9 @@ fn a_bad_configuration_and_a_second_agent_are_refused_in_one_line() {
     assert!(code == Some(2) && line.contains("bad.toml"), "{line}");
     let (code, line) = run("none.toml", true);
     assert!(code == Some(2) && line.contains("docs/agent.md"), "{line}");
+    // It used to be read until no memory was left.
+    let (code, line) = run("/dev/zero", true);
+    assert!(code == Some(2) && line.contains("it has more than 1048576 bytes"), "{line}");
     is_served(&world);
     std::thread::sleep(Duration::from_millis(1));
 }

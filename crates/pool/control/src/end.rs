@@ -59,8 +59,8 @@ impl std::error::Error for Refused {}
 /// An end asks an `aquifer_fabric::Gate` before it reports and before it carries out a command, and stores a greater
 /// term before it acts on it.
 pub trait End: Send {
-    /// Stores a term, if it is the greatest so far, before anything is done for its manager. An end that cannot store
-    /// it says why, and is silent for this manager.
+    /// Stores a term that is greater than all before it, before the end reports to its manager or obeys it. If the term
+    /// cannot be stored, returns the reason, which the manager gets instead of a report. By default nothing is stored.
     fn prepare(&mut self, term: Term) -> Result<(), Refused> {
         let _ = term;
         Ok(())

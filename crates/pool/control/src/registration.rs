@@ -168,7 +168,12 @@ impl Registration {
             None | Some("tcp") => Ok(LatencyClass::Tcp),
             Some("rdma") => Ok(LatencyClass::Rdma),
             Some("cxl") => Ok(LatencyClass::Cxl),
-            Some(_) => not(format!("{} {}: label class is not one of cxl, rdma, tcp", self.kind, self.id)),
+            Some(other) => not(format!(
+                "{} {}: label class={} is not a class; write class=tcp, class=rdma or class=cxl",
+                self.kind,
+                self.id,
+                other.escape_default()
+            )),
         }
     }
 
@@ -237,7 +242,7 @@ mod tests {
             (Registration { labels: many, ..donor("d1") }, "give 16 at most"),
             (labelled("Zone", "a"), "no plain name"),
             (labelled("zone", "a\nb"), "not plain text"),
-            (labelled("class", "warp"), "not one of cxl, rdma, tcp"),
+            (labelled("class", "warp"), "label class=warp is not a class; write class=tcp, class=rdma or class=cxl"),
             (labelled("enclosure", "x y"), "label enclosure"),
             (labelled("rack", ""), "label rack"),
         ] {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use aquifer_cxl_switch::{Switch, SwitchConfig};
@@ -165,12 +165,14 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 fn read_config(path: &Path) -> Result<SwitchConfig, Failure> {
     let name = path.display();
     let cause = |error: io::Error| Failure::new(format!("{name}: {error}"), "name a file that can be read");
-    let length = fs::metadata(path).map_err(cause)?.len();
-    if length > CONFIG_BYTES_MAX {
-        return Err(Failure::new(format!("{name}: {length} bytes"), format!("give at most {CONFIG_BYTES_MAX}")));
+    // A device has the length 0, and can deliver bytes for ever.
+    let mut text = Vec::new();
+    fs::File::open(path).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut text)).map_err(cause)?;
+    if text.len() as u64 > CONFIG_BYTES_MAX {
+        let more = format!("{name}: it has more than {CONFIG_BYTES_MAX} bytes");
+        return Err(Failure::new(more, "name a configuration, as --print-example prints one"));
     }
-    let text = fs::read_to_string(path).map_err(cause)?;
-    serde_json::from_str(&text)
+    serde_json::from_slice(&text)
         .map_err(|error| Failure::new(format!("{name}: {error}"), "begin with the output of --print-example"))
 }
 

@@ -185,7 +185,7 @@ fn the_example_is_a_configuration_and_bad_ones_are_refused_in_one_line() {
         (change("\"upstream_port\": 6", "\"upstream_port\": 0"), "port 0 is not an upstream port; name a port"),
         (change("\"vppbs\": 8", "\"vppbs\": 8, \"colour\": 1"), "unknown field `colour`"),
         (String::new(), "EOF while parsing a value at line 1 column 0; begin with the output of --print-example"),
-        ("x".repeat(2 << 20), "2097152 bytes; give at most 1048576"),
+        ("x".repeat(2 << 20), "it has more than 1048576 bytes; name a configuration"),
     ] {
         std::fs::write(&path, config).unwrap();
         let refused = output(&["--config", name, "--listen", "127.0.0.1:0"]);
@@ -195,7 +195,8 @@ fn the_example_is_a_configuration_and_bad_ones_are_refused_in_one_line() {
     }
     std::fs::remove_file(&path).unwrap();
     for (arguments, code, said) in [
-        (&["--config", "/nowhere/at/all"][..], 1, "No such file or directory (os error 2); name a file"),
+        (&["--config", "/dev/zero"][..], 1, "it has more than 1048576 bytes; name a configuration"),
+        (&["--config", "/nowhere/at/all"], 1, "No such file or directory (os error 2); name a file"),
         (&["--listen", "256.0.0.1:1"], 1, "give another --listen ADDRESS:PORT"),
         (&["--no-tcp"], 2, "--socket"),
         (&["--connections", "0"], 2, "1..=64"),

@@ -37,8 +37,12 @@ impl fmt::Display for NotAName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Character { name, character } => {
-                let character = character.escape_unicode();
-                write!(f, "name \"{name}\" contains {character}; use only a-z, 0-9, '-', '_' and '.'")
+                let shown = match character {
+                    ' ' => "a space".to_owned(),
+                    '!'..='~' => format!("'{character}'"),
+                    _ => character.escape_unicode().to_string(),
+                };
+                write!(f, "name \"{name}\" contains {shown}; use only a-z, 0-9, '-', '_' and '.'")
             }
             Self::Empty => f.write_str("a name is empty; write 1 to 63 characters of a-z, 0-9, '-', '_' and '.'"),
             Self::Start(name) => write!(f, "name \"{name}\" does not begin with a letter or a digit; change its start"),
@@ -222,6 +226,10 @@ mod tests {
         {
             let failure = name.parse::<VolumeName>().expect_err(name).to_string();
             assert!(failure.is_ascii() && failure.contains("use only a-z"), "{failure}");
+        }
+        for (name, shown) in [("a b", "a space;"), ("a/b", "'/';"), ("a\0", "\\u{0};")] {
+            let failure = name.parse::<VolumeName>().expect_err(name).to_string();
+            assert!(failure.contains(&format!("contains {shown}")), "{failure}");
         }
         assert_eq!("".parse::<VolumeName>(), Err(NotAName::Empty));
         assert_eq!(".a".parse::<VolumeName>(), Err(NotAName::Start(".a".into())));

@@ -206,7 +206,11 @@ impl fmt::Display for NotApplied {
             Self::Corrupt(corrupt) => write!(f, "the declaration contradicts itself: {corrupt}"),
             Self::InUse { name } => write!(f, "{name} is in use; wait until its volumes are released, or keep it"),
             Self::NotInTopology { name } => {
-                write!(f, "{name} is in a pool or zone, and not in the topology; add it there")
+                write!(
+                    f,
+                    "{name} is in a pool or zone of the declaration, and this manager does not know it; correct the \
+                     name, or start it with this manager's address first"
+                )
             }
             Self::Refused { change, refusal } => write!(f, "{change}: {refusal}"),
         }

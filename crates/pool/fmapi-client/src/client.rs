@@ -173,7 +173,7 @@ impl Client {
         let (mut busy, mut lost) = (0, 0);
         loop {
             let answer = match self.send_along(path, opcode, payload, effect) {
-                // Only a command that changes nothing can be sent twice.
+                // Without its answer, only a command that changes nothing can be sent again.
                 Err(failure)
                     if failure.is_lost() && effect == Effect::NotCarriedOut && lost < self.limits.lost_retries =>
                 {

@@ -8,7 +8,7 @@
 //! After each command: it has ended within its bounds; a failure has a cause and a remedy; and once the switch has come
 //! to rest, its state is that before the command or that after it, as the client says.
 //!
-//! `cargo test` plays 400 of them. All: `AQUIFER_FMAPI_HISTORIES=10000 cargo test -p aquifer-fmapi-client --test
+//! `cargo test` plays 400 of them. More: `AQUIFER_FMAPI_HISTORIES=10000 cargo test -p aquifer-fmapi-client --test
 //! histories`. One again: `AQUIFER_FMAPI_SEED=N`.
 
 use std::sync::{Arc, Mutex};

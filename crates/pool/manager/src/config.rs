@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use aquifer_cxl_peers::SwitchConfig;
+use aquifer_sys::small_file;
 use serde::{Deserialize, Serialize};
 
 mod ca;
@@ -159,7 +160,7 @@ impl Config {
         let config: Config = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             let what = error.message().replace(['\n', '\r'], " ");
-            NotAConfig(format!("line {line}: {what}; `aquifer-fabricd --print-config` prints every setting"))
+            NotAConfig(format!("line {line}: {what}; `aquifer fabric serve --print-config` prints every setting"))
         })?;
         config.check()?;
         Ok(config)
@@ -168,7 +169,7 @@ impl Config {
     /// Reads a configuration file.
     pub fn read(path: &Path) -> Result<Config, NotAConfig> {
         let name = path.display();
-        let text = std::fs::read_to_string(path)
+        let text = small_file::read_text(path, CONFIG_BYTES_MAX as u64)
             .map_err(|error| NotAConfig(format!("{name}: {error}; name a file that can be read")))?;
         Config::parse(&text).map_err(|not| NotAConfig(format!("{name}: {not}")))
     }
@@ -234,6 +235,12 @@ mod tests {
     const SMALL: &str = "state = \"s\"\n[peers]\nkind = \"simulated\"\n";
 
     const REGISTERED: &str = "state = \"s\"\n[peers]\nkind = \"registered\"\n[control]\n";
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let refusal = Config::read(Path::new("/dev/zero")).expect_err("no configuration").to_string();
+        assert_eq!(refusal, "/dev/zero: it has more than 1048576 bytes; name a file that can be read");
+    }
 
     #[test]
     fn the_control_port_has_defaults() {

@@ -110,7 +110,10 @@ impl fmt::Display for NotDone {
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
             Self::TooLarge(line) => f.write_str(line),
             Self::Switch(line) => f.write_str(line),
-            Self::Unknown(what) => write!(f, "{what} is not in the topology; list its endpoints"),
+            Self::Unknown(what) => write!(
+                f,
+                "this manager knows no {what}; 'aquifer fabric donors' and 'aquifer fabric hosts' list the names"
+            ),
             Self::UnknownVolume(name) => {
                 write!(f, "there is no volume {name}; list those that exist")
             }

@@ -3,7 +3,8 @@
 
 //! A donor's figures as Prometheus text, exposition format 0.0.4.
 //!
-//! Names are the words of `aquifer_wire::Figure` with the prefix `aquifer_donor_`; a name that ends in `_total` is a
+//! The name of a figure is its word (`aquifer_wire::Figure::word`) with the prefix `aquifer_donor_`. Refusals are
+//! counted by their reason, and a donor with fabric managers has figures about these. A name that ends in `_total` is a
 //! counter.
 
 use std::fmt::Write;

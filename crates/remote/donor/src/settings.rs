@@ -13,6 +13,7 @@ use std::{fmt, io};
 
 use aquifer_control::{ManagerAddress, NotARegistration, NotStarted};
 use aquifer_fabric::DonorId;
+use aquifer_sys::small_file;
 use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, DonorSide, Files};
 use aquifer_wire::SLAB_BYTES;
@@ -21,7 +22,7 @@ use crate::body_budget::BODIES_BYTES_MAX;
 use crate::fencing_file::RememberFailure;
 use crate::leases::SLABS_MAX;
 use crate::memory::Source;
-use crate::tenants::{Limits, TenantLimits};
+use crate::tenants::{self, Limits, TenantLimits};
 use crate::wiper::PARTS;
 
 /// How long leases last after a borrower's last sign of life. A choice: long enough for an extremely busy machine, or a
@@ -255,7 +256,8 @@ impl Settings {
         let others = Limits { quota_bytes: self.quota_bytes, ..Limits::default() };
         let Some(path) = &self.tenants else { return Ok(TenantLimits::same(others)) };
         let failure = |why| StartFailure::Tenants(path.clone(), why);
-        let text = std::fs::read_to_string(path).map_err(|error| failure(format!("{error}; check the path")))?;
+        let text = small_file::read_text(path, tenants::FILE_BYTES_MAX)
+            .map_err(|error| failure(format!("{error}; check the path")))?;
         TenantLimits::parse(&text, others).map_err(failure)
     }
 }

@@ -35,6 +35,8 @@ const REQUESTS_MIN: u64 = 100;
 const IDLE_TENANTS_MAX: usize = 1024;
 /// The maximum number of tenants in a file: with more, it is probably another kind of file.
 const TENANTS_MAX: usize = 1 << 16;
+/// Maximum length of the file of tenants: 256 bytes for each.
+pub(crate) const FILE_BYTES_MAX: u64 = (TENANTS_MAX as u64) << 8;
 
 /// A tenant's number, unique in this run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -242,7 +242,8 @@ fn resolved(address: &str) -> Result<SocketAddr, Failure> {
     found.next().ok_or_else(|| failure(std::io::ErrorKind::NotFound.into()))
 }
 
-/// Checks the state directory, and returns it as text. Neither creates nor checks a default that is not needed.
+/// Checks the state directory, and returns it as text. Without `--state-dir`, creates and checks the default directory
+/// only if no tier was given: otherwise nothing is stored there.
 fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failure> {
     if let Some(named) = named {
         state_dir::check(named)?;

@@ -2,28 +2,30 @@
 // Copyright the Aquifer authors
 
 //! The driver's traits on the model. Each call pauses first, so that another thread can come in between.
+//!
+//! The exchange of pages is in `space/exchange.rs`, the tier in `space/tier.rs`.
+
+mod exchange;
+mod tier;
 
 use std::rc::Rc;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use aquifer_core::engine::{Engine, Exchange};
-use aquifer_core::guard;
-use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::engine::Engine;
+use aquifer_core::map::Pages;
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::SHARDS_MAX;
-use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex, SlabIndex, Slot};
-use aquifer_driver::inspect::{self, Finding, Mismatch};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use aquifer_driver::{
-    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, InPlace, Installed, Loss, NextTrial, NoTape, Observer,
-    Populated, ReadFailure, Ready, Refused, Resolved, Sealed, Shards, Space, Store, StoreQueue, TakeAway, Transfer,
-    WorkerClock, balance, borrow_for, owes, pay_debts,
+    Clock, Count, Fatal, Loss, NextTrial, NoTape, Observer, Resolved, Shards, Space, WorkerClock, balance, borrow_for,
+    owes, pay_debts,
 };
 
-use super::memory::{GARBAGE, guard as guard_of};
 use super::schedule::{Pause, Pauser};
-use super::trouble::Kind;
 use super::world::World;
+
+pub use self::tier::Queue;
 
 /// Maximum number of blocks that the worker has in flight. Small, so that the worker often has to wait.
 pub const QUEUE_DEPTH: u32 = 6;
@@ -245,338 +247,6 @@ impl WorkerClock for View<'_> {
             }
         }
         self.world.woken[self.shard].set(false);
-    }
-}
-
-impl Frames for View<'_> {
-    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
-        if fresh { self.zero(frame, len, fresh) } else { Ok(()) }
-    }
-
-    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) -> Result<(), Fatal> {
-        self.step();
-        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
-        for at in Self::each(0, len / PAGE_BYTES as usize) {
-            assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
-            memory.set_frame(frame, at, 0);
-        }
-        Ok(())
-    }
-
-    fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {
-        self.step();
-        frames.iter().for_each(|frame| self.world.memory.borrow_mut().empty_frame(self.own(*frame)));
-        Ok(())
-    }
-
-    fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
-        self.step();
-        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
-        for (page, (at, expected)) in Self::each(start, expected.len()).zip(expected).enumerate() {
-            if *expected == guard::ZERO {
-                memory.set_frame(frame, at, 0);
-            } else if guard_of(memory.frame_value(frame, at)) != *expected {
-                return Err(Mismatch { page });
-            }
-        }
-        Ok(())
-    }
-
-    fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
-        self.step();
-        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
-        for (at, found) in Self::each(start, found.len()).zip(found.iter_mut()) {
-            *found = guard_of(memory.frame_value(frame, at));
-        }
-        inspect::judge(stored, found)
-    }
-}
-
-impl Exchanger for View<'_> {
-    fn install(&self, _: Delivery, exchange: Exchange, pages: Pages, frame: FrameIndex) -> Result<Installed, Fatal> {
-        self.step();
-        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
-        match exchange {
-            Exchange::Copy { seal } => {
-                memory.copy(pages, frame, seal);
-                Ok(Installed::Copied)
-            }
-            // A run over several frames is always moved. Only the bytes of a single frame may be copied instead.
-            Exchange::Move if pages.count <= frame.order().pages() && self.world.trouble.strikes(Kind::Copy) => {
-                memory.install(pages, frame);
-                Ok(Installed::CopiedInstead)
-            }
-            Exchange::Move => {
-                memory.install(pages, frame);
-                Ok(Installed::Moved)
-            }
-        }
-    }
-
-    fn take_away(&self, _: Delivery, pages: Pages, frame: FrameIndex, _sealed: bool) -> Result<TakeAway, Fatal> {
-        self.step();
-        if self.world.trouble.strikes(Kind::Refuse) {
-            let is_untouched = self.world.trouble.below(2) == 0;
-            if !is_untouched {
-                // The first pages had moved, and are back without their protection.
-                let count = 1 + self.world.trouble.below(u64::from(pages.count)) as u32;
-                self.world.memory.borrow_mut().lift_protection(Pages { count, ..pages });
-            }
-            let is_busy = self.world.trouble.below(2) == 0;
-            return Ok(TakeAway::Refused(Refused { is_busy, is_untouched }));
-        }
-        self.world.memory.borrow_mut().take_away(pages, self.own(frame));
-        Ok(TakeAway::Taken)
-    }
-
-    fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal> {
-        self.step();
-        if self.world.trouble.strikes(Kind::Refuse) {
-            return Ok(false);
-        }
-        self.world.memory.borrow_mut().drop_sealed(pages);
-        Ok(true)
-    }
-
-    fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
-        self.step();
-        let stops = self.world.trouble.strikes(Kind::Partial);
-        let count = if stops { self.world.trouble.below(victims.len() as u64 + 1) as usize } else { victims.len() };
-        for victim in &victims[..count] {
-            match victim.frame {
-                Some(frame) => self.world.memory.borrow_mut().copy_away(victim.pages, self.own(frame)),
-                None => self.world.memory.borrow_mut().drop_sealed(victim.pages),
-            }
-        }
-        Gone { count, next_stayed: count < victims.len() }
-    }
-
-    fn is_whole(&self, pages: Pages) -> bool {
-        let memory = self.world.memory.borrow();
-        pages.start.up_to(pages.end()).all(|page| memory.pages[&page].there.is_some())
-    }
-
-    fn populate(&self, start: PageIndex, end: PageIndex) -> Populated {
-        self.step();
-        let memory = self.world.memory.borrow();
-        let there = |page: PageIndex| memory.pages.get(&page).is_some_and(|page| page.there.is_some());
-        if start.up_to(end).all(there) { Populated::All } else { Populated::NotAll }
-    }
-
-    fn lift_protection(&self, _: Delivery, pages: Pages) -> Result<(), Fatal> {
-        self.step();
-        self.world.memory.borrow_mut().lift_protection(pages);
-        Ok(())
-    }
-
-    fn install_zero_page(&self, _: Delivery, page: PageIndex) -> Result<(), Fatal> {
-        self.step();
-        let mut memory = self.world.memory.borrow_mut();
-        if memory.pages[&page].there.is_none() {
-            memory.put(page, 0);
-        }
-        Ok(())
-    }
-}
-
-/// The tier failed.
-#[derive(Debug)]
-pub struct TierFailed;
-
-impl World {
-    /// When the first transfer of a shard may complete.
-    fn due_ns(&self, shard: usize) -> Option<u64> {
-        self.in_flight.borrow().iter().filter(|(_, of, _)| *of == shard).map(|(due_ns, ..)| *due_ns).min()
-    }
-
-    fn carry_out(&self, shard: usize, transfer: &Transfer) -> Result<(), TierFailed> {
-        let Transfer { direction, slot, frame, start, len, .. } = *transfer;
-        let frame = frame_of(shard, frame);
-        match direction {
-            Direction::Read => self.read(slot, frame, start, len),
-            Direction::Write => self.write(slot, frame, start, len),
-        }
-    }
-
-    /// The process is killed: each write that its queue has taken reaches the tier or does not, in any order.
-    pub fn die(&self) {
-        loop {
-            let left = self.in_flight.borrow().len() as u64;
-            if left == 0 {
-                return;
-            }
-            let (_, shard, transfer) = self.in_flight.borrow_mut().swap_remove(self.trouble.below(left) as usize);
-            if transfer.direction == Direction::Write && self.trouble.below(2) == 0 {
-                let _ = self.carry_out(shard, &transfer);
-            }
-        }
-    }
-
-    /// Reads pages of the tier into a frame.
-    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        let (fails, lies) = (self.trouble.strikes(Kind::Read), self.trouble.strikes(Kind::Lie));
-        let mut memory = self.memory.borrow_mut();
-        for at in View::each(start, len / PAGE_BYTES as usize) {
-            let value = memory.stored(slot, at);
-            memory.set_frame(frame, at, if fails || lies { GARBAGE - 1 } else { value });
-        }
-        if fails { Err(TierFailed) } else { Ok(()) }
-    }
-
-    /// Writes a range of a frame to the tier. If the write fails, only its first pages reach the tier.
-    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        let fails = self.trouble.strikes(Kind::Write);
-        let count = len / PAGE_BYTES as usize;
-        let good = if fails { self.trouble.below(count as u64) as usize } else { count };
-        let torn = fails && self.trouble.below(2) == 0;
-        let mut memory = self.memory.borrow_mut();
-        for (index, at) in View::each(start, count).enumerate().take(good + usize::from(torn)) {
-            let value = if index == good { GARBAGE } else { memory.frame_value(frame, at) };
-            memory.store(slot, at, value);
-        }
-        if fails { Err(TierFailed) } else { Ok(()) }
-    }
-}
-
-impl InPlace for View<'_> {
-    fn install_stored(
-        &self,
-        _: Delivery,
-        pages: Pages,
-        slot: Slot,
-        expected: &[u64],
-        seal: bool,
-    ) -> Result<bool, Fatal> {
-        self.step();
-        if !self.world.is_mapped || self.world.trouble.strikes(Kind::Corruption) {
-            return Ok(false);
-        }
-        let stored = |at| self.world.memory.borrow().stored(slot, at);
-        if (0..expected.len()).any(|at| guard_of(stored(at)) != expected[at]) {
-            return Ok(false);
-        }
-        // Between the check and the copy, other threads go on.
-        self.step();
-        let values: Vec<u32> = (0..expected.len()).map(stored).collect();
-        self.world.memory.borrow_mut().copy_stored(pages, &values, seal);
-        Ok(true)
-    }
-}
-
-impl Store for View<'_> {
-    type Failure = TierFailed;
-    type Queue = Queue;
-
-    fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        self.transfer();
-        self.world.read(slot, self.own(frame), start, len)
-    }
-
-    fn recover(&self, slot: Slot, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
-        self.step();
-        if self.world.trouble.strikes(Kind::Corruption) {
-            return Err(ReadFailure::Mismatch);
-        }
-        let (frame, mut memory) = (self.own(frame), self.world.memory.borrow_mut());
-        for (at, expected) in View::each(start, expected.len()).zip(expected) {
-            let value = if *expected == guard::ZERO { 0 } else { memory.stored(slot, at) };
-            assert_eq!(guard_of(value), *expected, "guard mismatch: the tier does not hold what was written back");
-            memory.set_frame(frame, at, value);
-        }
-        Ok(())
-    }
-
-    fn write(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
-        self.transfer();
-        self.world.write(slot, self.own(frame), start, len)
-    }
-
-    fn finds_room(&self) -> bool {
-        self.step();
-        // The oldest related process has ended, and nobody has noticed so far.
-        let has_ended = !self.world.memory.borrow().related_processes.is_empty();
-        self.world.bury();
-        has_ended
-    }
-
-    fn before_write(&self, _: Slot) -> Result<(), Fatal> {
-        self.step();
-        Ok(())
-    }
-
-    fn request_pages(&self) -> usize {
-        self.world.request_pages
-    }
-
-    fn overlaps(&self) -> bool {
-        self.world.overlaps
-    }
-
-    fn write_back_failed(&self, _: &TierFailed) {}
-
-    fn freed(&self, slab: SlabIndex) {
-        self.world.memory.borrow_mut().trim(slab);
-    }
-}
-
-/// The queue of a shard's worker. The bytes of a transfer move when it completes. Transfers complete in any order.
-pub struct Queue {
-    pub world: Rc<World>,
-    pub shard: usize,
-}
-
-impl Queue {
-    /// The places of its transfers among those of all queues.
-    fn own(&self) -> Vec<usize> {
-        let in_flight = self.world.in_flight.borrow();
-        (0..in_flight.len()).filter(|index| in_flight[*index].1 == self.shard).collect()
-    }
-}
-
-impl StoreQueue for Queue {
-    type Failure = TierFailed;
-
-    fn submit(&mut self, transfer: Transfer) -> bool {
-        let takes = self.in_flight() < self.world.queue_max;
-        if takes {
-            let due_ns = self.world.clock_ns.get() + self.world.delays.next_ns();
-            self.world.in_flight.borrow_mut().push((due_ns, self.shard, transfer));
-        }
-        takes
-    }
-
-    fn kick(&mut self) -> bool {
-        true
-    }
-
-    fn complete(&mut self, ready: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), TierFailed>)) -> usize {
-        let mut done = 0;
-        while done < max && self.in_flight() > 0 {
-            let must = ready == Ready::One && done == 0;
-            if !must && self.world.trouble.below(3) > 0 {
-                break;
-            }
-            let index = self.own()[self.world.trouble.below(self.in_flight() as u64) as usize];
-            let due_ns = self.world.in_flight.borrow()[index].0;
-            if due_ns > self.world.clock_ns.get() {
-                if !must {
-                    break;
-                }
-                self.world.clock_ns.set(due_ns);
-            }
-            let (_, shard, transfer) = self.world.in_flight.borrow_mut().swap_remove(index);
-            sink(transfer.tag, self.world.carry_out(shard, &transfer));
-            done += 1;
-        }
-        done
-    }
-
-    fn in_flight(&self) -> usize {
-        self.own().len()
-    }
-
-    fn descriptor(&self) -> Option<i32> {
-        (self.world.trouble.below(2) == 0).then_some(0)
     }
 }
 

@@ -359,8 +359,9 @@ impl Levels {
         Err(busy(Activity::Write, slab))
     }
 
-    /// A free slab on the fastest level that accepts new ones. Levels that have recently refused something come last,
-    /// and so do levels that gain nothing from bytes such as these, the first of the slab.
+    /// Claims a free slab on the fastest level that is not in `refusals`. Two kinds of level come last: those that have
+    /// recently refused something, and those that would gain nothing from the slab's first bytes, which are in
+    /// `buffer`: a compressed level, for example, if they do not compress.
     fn claim(&self, refusals: &Refusals, buffer: &FrameBuffer) -> Option<Place> {
         [false, true].into_iter().find_map(|last| {
             let mut levels = self.all.iter().enumerate();

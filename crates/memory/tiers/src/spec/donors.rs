@@ -12,7 +12,8 @@ use aquifer_borrower::{
 use aquifer_core::units::ByteSize;
 use aquifer_tls::{Borrower, BorrowerFiles, Files};
 
-use super::{TierSpec, only_size, options, set_size, unknown};
+use super::TierSpec;
+use super::grammar::{only_size, options, set_size, unknown};
 
 /// The longest path of a socket: unix(7).
 const SOCKET_PATH_BYTES_MAX: usize = 107;

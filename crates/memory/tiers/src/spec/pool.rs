@@ -7,7 +7,8 @@
 
 use aquifer_agent_wire::{NAME_BYTES_MAX, SOCKET, is_name};
 
-use super::{TierSpec, options, set_size, unknown};
+use super::TierSpec;
+use super::grammar::{options, set_size, unknown};
 use crate::pool::PoolSpec;
 
 /// The longest path of a socket: unix(7).

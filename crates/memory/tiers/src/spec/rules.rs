@@ -9,7 +9,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_tier::failure_plan::{DELAY_MAX, ERRNOS};
 use aquifer_tier::{Activity, FailurePlan};
 
-use super::options;
+use super::grammar::options;
 
 const RULES: &str =
     "after=N, every=K, offsets=A-B, on=read+write, times=N, errno=EIO, corrupt=K, full-after=SIZE or delay=200us";

@@ -107,7 +107,9 @@ fn a_plan_is_refused_as_a_whole() {
     unknown.pools.get_mut(&id("main")).expect("declared").donors.insert(id("d9"));
     assert_eq!(
         site.apply(&unknown),
-        Err("donor d9 is in a pool or zone, and not in the topology; add it there".into())
+        Err("donor d9 is in a pool or zone of the declaration, and this manager does not know it; correct the name, or \
+             start it with this manager's address first"
+            .into())
     );
     let mut twice = declaration();
     twice.pools.insert(id("other"), twice.pools[&id("main")].clone());

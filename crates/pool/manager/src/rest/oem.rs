@@ -70,7 +70,10 @@ pub(super) fn export(call: &Call<'_>) -> Result<Answer, Problem> {
 fn declaration(call: &Call<'_>) -> Result<Box<Declaration>, Problem> {
     let value = call.body.get("Declaration").cloned().unwrap_or_default();
     serde_json::from_value(value).map(Box::new).map_err(|error| {
-        Problem::value("Declaration", format!("{error}; begin with what GET {PATH}/Declaration answers"))
+        Problem::value(
+            "Declaration",
+            format!("{error}; begin with an export: aquifer fabric export, or GET {PATH}/Declaration"),
+        )
     })
 }
 

@@ -368,9 +368,9 @@ impl Parts {
         (0..self.members.len()).filter(|index| self.member_table.is_in_use(*index))
     }
 
-    /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
-    /// that has entered the slab calls this before the write succeeds. The write fails if the members that are left are
-    /// too few, or if too few of them are healthy and a healthy one may soon be back.
+    /// Removes from the place every member that a write has not reached; `written` has those that it has reached. A
+    /// writer that has entered the slab calls this before it reports success. Fails, and so does the write, if the
+    /// members that are left are too few, or if too few of them are healthy and a healthy one may soon be back.
     pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), AccessFailure> {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);

@@ -26,8 +26,9 @@ use super::place::Place;
 use super::rebuild::{Copied, Reason};
 use super::{Array, Parts, Store, layout};
 
-/// How many times to admit a newcomer while related processes do the same, and the pause between attempts. A related
-/// process needs only some instructions, but may have to wait for a CPU; after that time it has been killed.
+/// How many times to try to admit a newcomer while a related process admits one, and the pause between attempts. That
+/// process needs only some instructions, but may have to wait for a CPU; one that takes longer than all these attempts
+/// counts as killed.
 const ADMITS_MAX: u32 = 200;
 const ADMIT_PAUSE: Duration = Duration::from_millis(1);
 /// The longest time for one round of moves, which may exceed it by one slab; the same as for copies (`repair.rs`).
@@ -35,7 +36,7 @@ const ROUND: Duration = Duration::from_millis(20);
 /// The number of slabs that one round checks: some milliseconds.
 const LOOKED_AT_MAX: u32 = 1 << 16;
 /// How long a pin keeps a member from leaving: longer than a thread waits for room at a donor. A process that holds it
-/// longer was killed.
+/// longer counts as killed.
 const PIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Words for the leases of one member's ranges, which related processes share.

@@ -241,8 +241,8 @@ impl Parts {
         true
     }
 
-    /// Ends a round over all slabs. Returns true when some slabs have degraded in the meantime; slabs that could not be
-    /// copied wait longer.
+    /// Ends a round over all slabs. Returns whether to begin the next one at once: slabs have degraded in the meantime.
+    /// If this round left slabs that could not be copied, the next one waits.
     fn end_round(&self) -> bool {
         let repair = &self.repair;
         repair.at.store(0, Ordering::Relaxed);

@@ -31,8 +31,8 @@ pub(crate) enum Miss {
     Failed(LinkFailure),
     /// The donor refuses this connection. Received over the agreed protection, if there is any.
     Refused(Refusal),
-    /// Received in plain text where TLS was expected, from the donor or from somebody on the path. Only for messages to
-    /// people.
+    /// A refusal that arrived in plain text where TLS was expected: from the donor, or from an attacker on the path. It
+    /// may decide whether to connect again and what to print, but never what becomes of a lease.
     Unproven(Refusal),
 }
 
