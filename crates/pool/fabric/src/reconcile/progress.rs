@@ -43,6 +43,24 @@ impl AtSource {
     }
 }
 
+/// Returns whether a member that was lent has nothing left at its source: what it had was wiped, or its donor was
+/// restarted since. A host joins a member only after its donor has lent it, and a donor lists what it has lent until it
+/// is ordered to forget it: one that does not list a joined member was restarted.
+pub(crate) fn is_gone(
+    desired: &Desired,
+    observed: &Observed,
+    volume: VolumeId,
+    member: &Member,
+    joined: Option<&HostReport>,
+) -> bool {
+    let has_joined = joined.is_some_and(|report| report.member(volume, member.id).is_some());
+    match at_source(desired, observed, volume, member) {
+        AtSource::Released => true,
+        AtSource::Absent => has_joined && matches!(member.source, Source::Slabs { .. }),
+        _ => false,
+    }
+}
+
 /// Finds the state of a member at its source.
 pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
     match &member.source {
