@@ -11,7 +11,7 @@ use crate::desired::{Desired, Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
 use crate::observed::{Availability, HostReport, MemberState, Observed, VolumeReport};
 use crate::placement::Refusal;
-use crate::reconcile::progress::{AtSource, agent, at_source, availability, is_gone};
+use crate::reconcile::progress::{AtSource, agent, at_source, availability, is_lost};
 use crate::volume::{Member, Source, Span};
 
 /// A member that a repair could not replace.
@@ -140,8 +140,8 @@ impl Asked<'_> {
             return Health::Lost;
         }
         let source = at_source(self.desired, self.observed, self.id, member);
-        let is_gone = || is_gone(self.desired, self.observed, self.id, member, self.report);
-        if matches!(source, AtSource::Retired) || (self.volume.host.is_some() && is_gone()) {
+        let is_lost = || is_lost(self.desired, self.observed, self.id, member, self.report);
+        if matches!(source, AtSource::Retired) || (self.volume.host.is_some() && is_lost()) {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));

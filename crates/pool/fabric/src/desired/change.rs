@@ -16,7 +16,7 @@ use crate::bytes::Bytes;
 use crate::id::{DonorId, HostId, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
 use crate::observed::Observed;
 use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_spec};
-use crate::reconcile::progress::is_gone;
+use crate::reconcile::progress::{is_gone, is_lost};
 use crate::topology::Topology;
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 
@@ -168,7 +168,7 @@ impl Edit<'_> {
     /// lost.
     ///
     /// The new one is elsewhere. Only if nothing else has room, it is on the same donor, provided that the donor has
-    /// nothing of the old one any more: otherwise what a pool's only donor has lost could never be placed again.
+    /// lost the old one: otherwise what a pool's only donor has lost could never be placed again.
     pub fn replace(
         &mut self,
         id: VolumeId,
@@ -186,10 +186,11 @@ impl Edit<'_> {
         let avoid: BTreeSet<Source> = [old.source.clone()].into();
         let joined = volume.host.as_ref().and_then(|host| observed.hosts.get(host));
         let is_gone = volume.host.is_some() && is_gone(self.desired, observed, id, old, joined);
+        let is_lost = volume.host.is_some() && is_lost(self.desired, observed, id, old, joined);
         let elsewhere = self.capacity.place_member(&volume.spec, &reaches, old.bytes, &others, &avoid);
         let mut place_anywhere = || place_without(self.capacity, id, volume, old, &reaches, &others);
         let chosen = match elsewhere {
-            Err(_) if is_gone && let Some(choice) = place_anywhere() => choice,
+            Err(_) if is_lost && let Some(choice) = place_anywhere() => choice,
             Err(Refusal::NotEnough { .. } | Refusal::TooNarrow { .. }) => {
                 let VolumeSpec { pool, class, .. } = volume.spec.clone();
                 return Err(Refusal::NotElsewhere { pool, class, wanted: old.bytes, source: old.source.clone() });
@@ -319,7 +320,8 @@ impl Edit<'_> {
     }
 }
 
-/// Finds room for the successor of a member whose source has nothing of it any more, at any source.
+/// Finds room for the successor of a member that its source has lost, at any source. If the donor has lent the old one
+/// again by mistake, the new one waits until that is released.
 fn place_without(
     capacity: &mut Capacity,
     id: VolumeId,

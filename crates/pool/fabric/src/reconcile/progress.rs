@@ -61,6 +61,24 @@ pub(crate) fn is_gone(
     }
 }
 
+/// Returns whether the bytes of a member that was lent are lost at its source: nothing is left of it there, or its
+/// donor was restarted and has lent it again, under a token that the host does not have. That happens if the restart
+/// comes between the order to present the volume and its arrival.
+pub(crate) fn is_lost(
+    desired: &Desired,
+    observed: &Observed,
+    volume: VolumeId,
+    member: &Member,
+    joined: Option<&HostReport>,
+) -> bool {
+    let lease = joined.and_then(|report| report.member(volume, member.id)).map(|joined| &joined.lease);
+    let is_lent_again = match at_source(desired, observed, volume, member) {
+        AtSource::Lent { token } => lease.is_some_and(|lease| lease.token != token),
+        _ => false,
+    };
+    is_lent_again || is_gone(desired, observed, volume, member, joined)
+}
+
 /// Finds the state of a member at its source.
 pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
     match &member.source {
