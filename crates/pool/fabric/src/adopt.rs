@@ -167,7 +167,7 @@ impl Edit<'_> {
         let place = Place { span: SpanId(0), shard: 0 };
         let member = Member { id: member, source, bytes, vppb: None };
         let why = if volume.released { Why::Unbound } else { Why::Lost };
-        volume.leaving.insert(member.id, Leaving { member, place, host, why });
+        volume.leaving.insert(member.id, Leaving { member, place, host, why, is_gone: false });
         self.desired.volumes.insert(id, volume);
         self.changed();
         Ok(())

@@ -82,6 +82,14 @@ pub struct Leaving {
     pub host: HostId,
     /// Why it leaves.
     pub why: Why,
+    /// `true` when its source had lost it, or had given it up and wiped it: it takes no room there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_gone: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A volume as it is desired.
@@ -144,7 +152,7 @@ impl Volume {
             let bytes = taken.entry(&member.source).or_default();
             *bytes = bytes.plus(member.bytes);
         }
-        for leaving in self.leaving.values() {
+        for leaving in self.leaving.values().filter(|leaving| !leaving.is_gone) {
             let to = if leaving.why == Why::Unbound { &mut returning } else { &mut taken };
             let bytes = to.entry(&leaving.member.source).or_default();
             *bytes = bytes.plus(leaving.member.bytes);
@@ -165,7 +173,7 @@ impl Volume {
 
     /// Lists a member, which may have been lent, as leaving.
     pub(crate) fn leave(&mut self, host: HostId, place: Place, member: Member, why: Why) {
-        self.leaving.insert(member.id, Leaving { member, place, host, why });
+        self.leaving.insert(member.id, Leaving { member, place, host, why, is_gone: false });
     }
 }
 

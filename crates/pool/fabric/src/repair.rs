@@ -11,7 +11,7 @@ use crate::desired::{Desired, Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
 use crate::observed::{Availability, HostReport, MemberState, Observed, VolumeReport};
 use crate::placement::Refusal;
-use crate::reconcile::progress::{AtSource, agent, at_source, availability};
+use crate::reconcile::progress::{AtSource, agent, at_source, availability, is_lost};
 use crate::volume::{Member, Source, Span};
 
 /// A member that a repair could not replace.
@@ -62,7 +62,7 @@ impl Edit<'_> {
         }
         let mut unrepaired = Vec::new();
         for (volume, member, why) in ailing {
-            if let Err(refusal) = self.replace(volume, member, why) {
+            if let Err(refusal) = self.replace(volume, member, why, observed) {
                 unrepaired.push(Unrepaired { volume, member, refusal });
             }
         }
@@ -72,9 +72,9 @@ impl Edit<'_> {
 
 /// Returns whether any member of a volume is not well, now or once its source was silent for long enough.
 pub(crate) fn is_ailing(desired: &Desired, observed: &Observed, id: VolumeId, volume: &Volume) -> bool {
-    let view = view(desired, observed, id, volume).1;
+    let (report, view) = view(desired, observed, id, volume);
     let is_well = |member: &Member| {
-        let asked = Asked { desired, observed, id, volume, view, now: Millis(u64::MAX), timeout_ms: 0 };
+        let asked = Asked { desired, observed, id, volume, report, view, now: Millis(u64::MAX), timeout_ms: 0 };
         asked.health(member) == Health::Good
     };
     !volume.released && !volume.places().all(|(_, member)| is_well(member))
@@ -103,7 +103,7 @@ fn members_ailing(
     let (report, view) = view(desired, observed, id, volume);
     // No program has the volume yet, so no member has bytes that could be lost.
     let unused = volume.host.is_none() || (report.is_some() && view.is_none());
-    let asked = Asked { desired, observed, id, volume, view, now, timeout_ms };
+    let asked = Asked { desired, observed, id, volume, report, view, now, timeout_ms };
     let mut ailing = Vec::new();
     for span in &volume.spans {
         let spare = unused || spare(volume, view, span, |member| asked.health(member));
@@ -127,6 +127,7 @@ struct Asked<'a> {
     observed: &'a Observed,
     id: VolumeId,
     volume: &'a Volume,
+    report: Option<&'a HostReport>,
     view: Option<&'a VolumeReport>,
     now: Millis,
     timeout_ms: u64,
@@ -139,12 +140,8 @@ impl Asked<'_> {
             return Health::Lost;
         }
         let source = at_source(self.desired, self.observed, self.id, member);
-        if matches!(source, AtSource::Retired) || (source == AtSource::Released && self.volume.host.is_some()) {
-            return Health::Lost;
-        }
-        // A host joins a member only after its donor has lent it, so a donor that does not list the member was
-        // restarted since.
-        if joined.is_some() && source == AtSource::Absent && matches!(member.source, Source::Slabs { .. }) {
+        let is_lost = || is_lost(self.desired, self.observed, self.id, member, self.report);
+        if matches!(source, AtSource::Retired) || (self.volume.host.is_some() && is_lost()) {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));

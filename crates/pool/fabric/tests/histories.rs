@@ -51,6 +51,30 @@ fn nothing_is_lent_twice_lost_or_written_by_two() {
     assert!(only.is_some() || presented > histories && moved > histories / 3, "histories about nothing");
 }
 
+/// What the only donor has lost can be placed nowhere else: it is placed there again, as soon as the donor has room.
+#[test]
+fn volumes_of_the_only_donor_recover_whatever_it_has_lost() {
+    let only = variable("AQUIFER_FABRIC_SEED");
+    let histories = variable("AQUIFER_FABRIC_HISTORIES").unwrap_or(HISTORIES);
+    let seeds = only.map_or(0..histories, |seed| seed..seed + 1);
+    let (mut presented, mut broken) = (0, 0);
+    let mut failed = Vec::new();
+    for seed in seeds {
+        let mut world = World::with_one_donor(seed);
+        world.traces = only.is_some();
+        match world.run() {
+            Ok(world) => {
+                presented += world.judge.presented;
+                broken += world.judge.broken;
+            }
+            Err(what) => failed.push(format!("seed {seed}: {what}")),
+        }
+    }
+    assert!(failed.is_empty(), "{} histories failed:\n{}", failed.len(), failed[..failed.len().min(3)].join("\n"));
+    println!("{histories} histories: {presented} spans presented, {broken} members lost");
+    assert!(only.is_some() || presented > histories && broken > histories / 10, "histories about nothing");
+}
+
 /// Returns the first seed whose history finds the bug, and what it says.
 fn found(plant: Plant) -> (u64, String) {
     for seed in 0..HISTORIES_TO_FIND_A_BUG {
@@ -136,6 +160,36 @@ fn adoption_after_a_lost_state_disturbs_nobody() {
     world.writers[0].orders.push(Order::Release(first));
     settle_down(&mut world);
     assert_eq!(world.agents[&id("h1")].volumes.len(), 2);
+}
+
+#[test]
+fn a_volume_that_fills_the_only_donor_is_placed_there_again_after_a_restart() {
+    let mut world = World::with_one_donor(1);
+    world.trouble = false;
+    world.tick().expect("a tick");
+    let spec = VolumeSpec {
+        size: Bytes::slabs(8),
+        pool: id("main"),
+        zone: id("a"),
+        class: LatencyClass::Tcp,
+        redundancy: Redundancy::None,
+        spread: FaultDomain::Host,
+        width: 1,
+        presentation: Presentation::OneRange,
+        expires_at: None,
+    };
+    let volume = VolumeId(1);
+    world.writers[0].orders.push(Order::Create(volume, id("v"), Box::new(spec)));
+    world.writers[0].orders.push(Order::Bind(volume, id("h0")));
+    settle_down(&mut world);
+    for restarts in 1..=3 {
+        world.donors.get_mut(&id("d0")).expect("the only one").restart_empty();
+        settle_down(&mut world);
+        assert_eq!(world.judge.broken, restarts, "programs get an error for the bytes that are lost");
+        let members: Vec<u64> = world.agents[&id("h0")].volumes[&volume].members.keys().map(|one| one.0).collect();
+        assert_eq!(members, [restarts + 1], "a new member, which no earlier lease admits");
+        assert_eq!(world.store.desired.zone_bytes(&id("a")), Bytes::slabs(8));
+    }
 }
 
 #[test]

@@ -173,7 +173,7 @@ pub(crate) fn change(
         Act::Drain(donor, draining) => edit.drain(donor, *draining),
         Act::Move(_, donor) => {
             for member in to_move(&edit.desired.volumes[&id()?], donor.as_ref()) {
-                edit.replace(id()?, member, Why::Replaced)?;
+                edit.replace(id()?, member, Why::Replaced, observed)?;
             }
         }
         Act::Release(_, unbinds) => {

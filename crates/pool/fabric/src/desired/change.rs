@@ -16,8 +16,9 @@ use crate::bytes::Bytes;
 use crate::id::{DonorId, HostId, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
 use crate::observed::Observed;
 use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_spec};
+use crate::reconcile::progress::{is_gone, is_lost};
 use crate::topology::Topology;
-use crate::volume::{Member, Source, Span, VolumeSpec};
+use crate::volume::{Member, Place, Source, Span, VolumeSpec};
 
 /// A desired state under change, with the capacity that goes with it.
 pub struct Edit<'a> {
@@ -165,7 +166,16 @@ impl Edit<'_> {
 
     /// Replaces a member by a new one. The old one leaves when it is no longer needed: its bytes were copied, or are
     /// lost.
-    pub fn replace(&mut self, id: VolumeId, member: MemberId, why: Why) -> Result<MemberId, Refusal> {
+    ///
+    /// The new one is elsewhere. Only if nothing else has room, it is on the same donor, provided that the donor has
+    /// lost the old one: otherwise what a pool's only donor has lost could never be placed again.
+    pub fn replace(
+        &mut self,
+        id: VolumeId,
+        member: MemberId,
+        why: Why,
+        observed: &Observed,
+    ) -> Result<MemberId, Refusal> {
         let volume = self.desired.wanted(id)?;
         let unknown = || Refusal::UnknownMember { volume: volume.name.clone(), member };
         let (place, old) = volume.member(member).ok_or_else(unknown)?;
@@ -174,7 +184,19 @@ impl Edit<'_> {
         let others: Vec<Source> = others.map(|other| other.source.clone()).collect();
         let reaches = Reach::of(self.topology, volume.host.as_ref());
         let avoid: BTreeSet<Source> = [old.source.clone()].into();
-        let chosen = self.capacity.place_member(&volume.spec, &reaches, old.bytes, &others, &avoid)?;
+        let joined = volume.host.as_ref().and_then(|host| observed.hosts.get(host));
+        let is_gone = volume.host.is_some() && is_gone(self.desired, observed, id, old, joined);
+        let is_lost = volume.host.is_some() && is_lost(self.desired, observed, id, old, joined);
+        let elsewhere = self.capacity.place_member(&volume.spec, &reaches, old.bytes, &others, &avoid);
+        let mut place_anywhere = || place_without(self.capacity, id, volume, old, &reaches, &others);
+        let chosen = match elsewhere {
+            Err(_) if is_lost && let Some(choice) = place_anywhere() => choice,
+            Err(Refusal::NotEnough { .. } | Refusal::TooNarrow { .. }) => {
+                let VolumeSpec { pool, class, .. } = volume.spec.clone();
+                return Err(Refusal::NotElsewhere { pool, class, wanted: old.bytes, source: old.source.clone() });
+            }
+            other => other?,
+        };
         // The new member may be larger than the old one: it is a whole LD, or whole blocks.
         if let Err(refusal) = self.capacity.charge(&volume.spec.zone, chosen.bytes.minus(old.bytes)) {
             self.capacity.give_back(&chosen);
@@ -187,6 +209,7 @@ impl Edit<'_> {
             changed.swap(place, Member { id: new, source: chosen.source.clone(), bytes: chosen.bytes, vppb: None });
         if let Some(host) = changed.host.clone() {
             changed.leave(host.clone(), place, old, why);
+            changed.leaving.get_mut(&member).expect("it was just listed").is_gone = is_gone;
             if let Err(refusal) = self.choose_vppbs(&mut changed, &host) {
                 self.capacity.refund(&changed.spec.zone, &[chosen]);
                 return Err(refusal);
@@ -297,6 +320,24 @@ impl Edit<'_> {
     }
 }
 
+/// Finds room for the successor of a member that its source has lost, at any source. If the donor has lent the old one
+/// again by mistake, the new one waits until that is released.
+fn place_without(
+    capacity: &mut Capacity,
+    id: VolumeId,
+    volume: &Volume,
+    old: &Member,
+    reaches: &[Reach],
+    others: &[Source],
+) -> Option<Choice> {
+    let mut without = volume.clone();
+    without.places_mut().filter(|member| member.id == old.id).for_each(|member| member.bytes = Bytes::ZERO);
+    capacity.recount(id, Some(&without));
+    let choice = capacity.place_member(&volume.spec, reaches, old.bytes, others, &BTreeSet::new());
+    capacity.recount(id, Some(volume));
+    choice.ok()
+}
+
 impl Desired {
     /// Returns the volume with this id, unless it was released.
     pub(crate) fn wanted(&self, id: VolumeId) -> Result<&Volume, Refusal> {
@@ -356,7 +397,7 @@ impl Volume {
     }
 
     /// Puts a member at a place, and returns the one that was there.
-    fn swap(&mut self, place: crate::volume::Place, new: Member) -> Member {
+    fn swap(&mut self, place: Place, new: Member) -> Member {
         let span = self.spans.iter_mut().find(|span| span.id == place.span);
         let member = span.and_then(|span| span.members.get_mut(usize::from(place.shard)));
         std::mem::replace(member.expect("the place was found in this volume"), new)

@@ -8,7 +8,7 @@ use std::fmt;
 use crate::bytes::Bytes;
 use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
-use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, VOLUME_MAX};
+use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, Source, VOLUME_MAX};
 
 /// Why a change is refused. The refusal has changed nothing. More reasons may be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,17 @@ pub enum Refusal {
     NoVppb {
         /// The host that needs a vPPB.
         host: HostId,
+    },
+    /// A member cannot be replaced, because nothing but its own source has enough in one place.
+    NotElsewhere {
+        /// The pool that has too little.
+        pool: PoolId,
+        /// The slowest class that would have done.
+        class: LatencyClass,
+        /// The size of the member.
+        wanted: Bytes,
+        /// The source of the member.
+        source: Source,
     },
     /// Less is free than is asked for.
     NotEnough {
@@ -152,6 +163,11 @@ impl fmt::Display for Refusal {
                 f,
                 "host {host} has no vPPB that is known to be free; unbind an LD there, use a donor's slabs, or wait until \
                  its switch has reported"
+            ),
+            Self::NotElsewhere { pool, class, wanted, source } => write!(
+                f,
+                "pool {pool} has no {wanted} in one place at class {class:?} or faster, other than on {source}; add \
+                 donors, or release volumes"
             ),
             Self::NotEnough { pool, class, wanted, free } => write!(
                 f,

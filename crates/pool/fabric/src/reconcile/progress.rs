@@ -43,6 +43,42 @@ impl AtSource {
     }
 }
 
+/// Returns whether a member that was lent has nothing left at its source: what it had was wiped, or its donor was
+/// restarted since. A host joins a member only after its donor has lent it, and a donor lists what it has lent until it
+/// is ordered to forget it: one that does not list a joined member was restarted.
+pub(crate) fn is_gone(
+    desired: &Desired,
+    observed: &Observed,
+    volume: VolumeId,
+    member: &Member,
+    joined: Option<&HostReport>,
+) -> bool {
+    let has_joined = joined.is_some_and(|report| report.member(volume, member.id).is_some());
+    match at_source(desired, observed, volume, member) {
+        AtSource::Released => true,
+        AtSource::Absent => has_joined && matches!(member.source, Source::Slabs { .. }),
+        _ => false,
+    }
+}
+
+/// Returns whether the bytes of a member that was lent are lost at its source: nothing is left of it there, or its
+/// donor was restarted and has lent it again, under a token that the host does not have. That happens if the restart
+/// comes between the order to present the volume and its arrival.
+pub(crate) fn is_lost(
+    desired: &Desired,
+    observed: &Observed,
+    volume: VolumeId,
+    member: &Member,
+    joined: Option<&HostReport>,
+) -> bool {
+    let lease = joined.and_then(|report| report.member(volume, member.id)).map(|joined| &joined.lease);
+    let is_lent_again = match at_source(desired, observed, volume, member) {
+        AtSource::Lent { token } => lease.is_some_and(|lease| lease.token != token),
+        _ => false,
+    };
+    is_lent_again || is_gone(desired, observed, volume, member, joined)
+}
+
 /// Finds the state of a member at its source.
 pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
     match &member.source {

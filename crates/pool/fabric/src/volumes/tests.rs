@@ -79,7 +79,7 @@ fn indexes_say_what_a_look_at_all_volumes_says() {
             }
             7 => {
                 let place = Place { span: SpanId(1), shard: 0 };
-                let leaving = Leaving { member: member(3, on), place, host: host(on), why: Why::Lost };
+                let leaving = Leaving { member: member(3, on), place, host: host(on), why: Why::Lost, is_gone: false };
                 volumes.change(id, |one| one.leaving.insert(MemberId(3), leaving));
             }
             8 => drop(volumes.change(id, |one| one.leaving.clear())),

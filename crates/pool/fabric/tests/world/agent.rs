@@ -128,8 +128,9 @@ impl SimAgent {
                 };
                 if works {
                     readable.insert(*member);
-                } else {
+                } else if report.state != MemberState::Broken {
                     report.state = MemberState::Broken;
+                    judge.member_breaks();
                 }
             }
             let members: Vec<MemberId> = view.members.keys().copied().collect();

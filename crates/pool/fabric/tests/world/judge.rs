@@ -22,6 +22,8 @@ pub struct Judge {
     /// The number of spans that were presented, to show that histories are about something.
     pub presented: u64,
     pub moved: u64,
+    /// The number of members of which programs have noticed the loss.
+    pub broken: u64,
 }
 
 impl Judge {
@@ -38,6 +40,11 @@ impl Judge {
     /// Notes that a host wrote to a lease.
     pub fn writer(&mut self, is_its_own: bool) {
         self.foreign_writes += u64::from(!is_its_own);
+    }
+
+    /// Notes that programs have found a member without their bytes, which is an error for them.
+    pub fn member_breaks(&mut self) {
+        self.broken += 1;
     }
 
     /// Notes that no member has the bytes of a place any more.

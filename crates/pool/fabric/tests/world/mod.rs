@@ -122,6 +122,8 @@ pub struct World {
     pub has_lost_state: bool,
     /// Volumes that were adopted. They may exceed a quota.
     pub adopted: BTreeSet<VolumeId>,
+    /// `true` with one donor and volumes without redundancy, all of which the donor has room for.
+    pub has_one_donor: bool,
 }
 
 impl World {
@@ -132,6 +134,13 @@ impl World {
         // A host that was declared dead must be restarted before its state is forgotten: see `Edit::declare_dead`.
         let loses = world.donors_keep_memory && world.random.one_in(3);
         world.loses_state_at = loses.then(|| 60 + world.random.below(90));
+        world
+    }
+
+    /// Creates a pool of one donor, which loses its memory at times, and a history of trouble ahead.
+    pub fn with_one_donor(seed: u64) -> World {
+        let mut world = World::at(site::one_donor(), seed, None);
+        (world.donors_keep_memory, world.has_one_donor) = (false, true);
         world
     }
 
@@ -158,6 +167,7 @@ impl World {
             loses_state_at: None,
             has_lost_state: false,
             adopted: BTreeSet::new(),
+            has_one_donor: false,
             topology: Arc::new(topology),
             random,
         }
@@ -305,7 +315,8 @@ impl World {
 
     /// Plays an operator who releases volumes for which there is no room, neither to grant nor to repair them.
     fn give_up_what_does_not_fit(&mut self) {
-        if !self.now.is_multiple_of(60) {
+        // One donor has room for all that was placed on it, whatever it has lost since.
+        if self.has_one_donor || !self.now.is_multiple_of(60) {
             return;
         }
         let Some(writer) = self.writers.last_mut() else { return };

@@ -28,11 +28,13 @@ fn order(world: &mut World) -> Option<Order> {
         world.store.desired.volumes.iter().map(|(id, volume)| (*id, volume.clone())).collect();
     let hosts: Vec<HostId> = world.agents.keys().cloned().collect();
     let donors: Vec<DonorId> = world.donors.keys().cloned().collect();
+    let has_one_donor = world.has_one_donor;
     let random = &mut world.random;
     let what = random.below(20);
     if what < 6 {
         let number = random.below(8);
-        let spec = Box::new(spec(random));
+        let spec = spec(random);
+        let spec = Box::new(if has_one_donor { simple(spec) } else { spec });
         return Some(Order::Create(VolumeId(random.bits()), id(format!("v{number}")), spec));
     }
     if what == 19 {
@@ -69,6 +71,12 @@ fn spec(random: &mut Random) -> VolumeSpec {
         presentation: Presentation::OneRange,
         expires_at: random.one_in(10).then_some(Millis(200)),
     }
+}
+
+/// Returns a specification that one donor can meet.
+fn simple(spec: VolumeSpec) -> VolumeSpec {
+    let size = Bytes::slabs(1 + (spec.size.0 / SLAB.0) % 4);
+    VolumeSpec { size, redundancy: Redundancy::None, class: LatencyClass::Tcp, width: 1, ..spec }
 }
 
 fn failure(world: &mut World) {

@@ -43,6 +43,18 @@ pub fn topology() -> Topology {
     Topology::new(parts).expect("a consistent site")
 }
 
+/// Returns one donor and two hosts: what the donor has lost can go nowhere else.
+pub fn one_donor() -> Topology {
+    let mut parts = Parts::default();
+    parts.enclosures.insert(id("e0"), Enclosure { rack: id("r0") });
+    let donor = Donor { enclosure: id("e0"), class: LatencyClass::Tcp, capacity: Bytes::slabs(8) };
+    parts.donors.insert(id("d0"), donor);
+    for host in ["h0", "h1"] {
+        parts.hosts.insert(id(host), Host { enclosure: id("e0") });
+    }
+    Topology::new(parts).expect("a consistent site")
+}
+
 /// Returns one pool, two zones with quotas that are reached at times.
 pub fn desired(topology: &Topology) -> Desired {
     let parts = topology.parts();

@@ -101,7 +101,9 @@ impl From<NotDone> for Problem {
                     (404, "Base.1.18.ResourceNotFound")
                 }
                 Refusal::NameTaken { .. } => (409, "Base.1.18.ResourceAlreadyExists"),
-                Refusal::NotEnough { .. } | Refusal::Quota { .. } => (507, "Base.1.18.InsufficientStorage"),
+                Refusal::NotElsewhere { .. } | Refusal::NotEnough { .. } | Refusal::Quota { .. } => {
+                    (507, "Base.1.18.InsufficientStorage")
+                }
                 _ => (409, "Base.1.18.ResourceInUse"),
             },
         };

@@ -141,6 +141,17 @@ fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
     });
 }
 
+/// Returns the report of a host that has all members of a volume.
+fn joined(volume: &Volume) -> VolumeReport {
+    let members = volume.places().map(|(place, member)| {
+        let (source, bytes, token) = (member.source.clone(), member.bytes, Token(1));
+        let lease = MemberLease { member: member.id, place, source, bytes, token };
+        (member.id, MemberReport { lease, state: MemberState::InSync })
+    });
+    let (redundancy, presentation) = (volume.spec.redundancy, Presentation::OneRange);
+    VolumeReport { name: None, redundancy, presentation, members: members.collect() }
+}
+
 /// A donor that is restarted at once is never silent. It has lost the slabs that it had lent, and its report shows
 /// that.
 #[test]
@@ -154,14 +165,7 @@ fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
     });
     let volume = desired.volumes[&V].clone();
     let mut observed = observed(&topology);
-    let joined = volume.places().map(|(place, member)| {
-        let (source, bytes, token) = (member.source.clone(), member.bytes, Token(1));
-        let lease = MemberLease { member: member.id, place, source, bytes, token };
-        (member.id, MemberReport { lease, state: MemberState::InSync })
-    });
-    let (redundancy, presentation) = (volume.spec.redundancy, Presentation::OneRange);
-    let view = VolumeReport { name: None, redundancy, presentation, members: joined.collect() };
-    observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, view);
+    observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, joined(&volume));
     let mut members = volume.places().map(|(_, member)| member);
     let (lent, restarted) = (members.next().expect("two"), members.next().expect("two"));
     let Source::Slabs { donor } = &lent.source else { panic!("on a donor") };
@@ -174,6 +178,69 @@ fn a_joined_member_that_its_donor_does_not_list_is_replaced() {
     assert_eq!(volume.leaving.keys().collect::<Vec<_>>(), [&restarted.id]);
     assert_eq!(volume.leaving[&restarted.id].why, Why::Lost);
     assert!(volume.member(lent.id).is_some(), "the other copy stays");
+}
+
+/// A volume took all of the pool's only donor. While the donor has its slabs, there is no other place for them; once
+/// the donor has restarted without them, its memory is free, and is promised to nobody else.
+#[test]
+fn what_the_only_donor_has_lost_is_placed_there_again() {
+    let topology = racks(1);
+    let mut desired = desired(&topology);
+    desired.zones.value_mut(&id("lab")).expect("listed").quota = Bytes::gib(64);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("v"), spec(64, LatencyClass::Tcp)).expect("all there is");
+        edit.bind(V, &id("h0")).expect("bound");
+    });
+    let mut observed = observed(&topology);
+    let volume = desired.volumes[&V].clone();
+    observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, joined(&volume));
+    let donor = id("d0000");
+    let replace = |desired: &mut Desired, observed: &Observed, member| {
+        let mut capacity = Capacity::new(&topology, desired, observed);
+        let new =
+            Edit { topology: &topology, desired, capacity: &mut capacity }.replace(V, member, Why::Lost, observed);
+        assert_eq!(capacity, Capacity::new(&topology, desired, observed), "nothing is counted twice, or no more");
+        desired.check().expect("a consistent state");
+        new
+    };
+    for (state, is_placed) in [
+        (Some(LeaseState::Lent { token: Token(1) }), false),
+        (Some(LeaseState::Wiping { left: Bytes::gib(1) }), false),
+        (Some(LeaseState::Released), true),
+        (None, true),
+    ] {
+        let leases = state.map(|state| (MemberId(1), LeaseReport { host: id("h0"), bytes: Bytes::gib(64), state }));
+        let report = observed.donors.value_mut(&donor).expect("it reports");
+        report.leases = [(V, leases.into_iter().collect())].into();
+        let mut after = desired.clone();
+        match replace(&mut after, &observed, MemberId(1)) {
+            Ok(new) => assert!(is_placed && new == MemberId(2), "{state:?}"),
+            Err(refusal) => {
+                assert!(!is_placed && after == desired, "{state:?}: {refusal}");
+                let text = "pool main has no 64GiB in one place at class Tcp or faster, other than on donor d0000; add \
+                            donors, or release volumes";
+                assert_eq!(refusal.to_string(), text);
+            }
+        }
+    }
+    for member in 1..4 {
+        replace(&mut desired, &observed, MemberId(member)).expect("its room is free");
+        let volume = &desired.volumes[&V];
+        assert!(volume.leaving[&MemberId(member)].is_gone);
+        let new = volume.member(MemberId(member + 1)).expect("a new member").1;
+        assert_eq!((&new.source, new.bytes), (&Source::Slabs { donor: donor.clone() }, Bytes::gib(64)));
+        assert_eq!(desired.zone_bytes(&id("lab")), Bytes::gib(64));
+        let text = serde_json::to_string(&desired).expect("JSON");
+        assert_eq!(serde_json::from_str::<Desired>(&text).expect("the same"), desired);
+        // The host has the new member, and the donor restarts again.
+        observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.insert(V, joined(volume));
+    }
+    observed.donors.value_mut(&donor).expect("it reports").availability = crate::observed::Availability::Draining;
+    replace(&mut desired, &observed, MemberId(4)).expect_err("the donor wants its memory back");
+    // A host that has not joined it proves nothing: the donor may not have been asked yet.
+    observed.donors.value_mut(&donor).expect("it reports").availability = crate::observed::Availability::Up;
+    observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.clear();
+    replace(&mut desired, &observed, MemberId(4)).expect_err("it may still be granted");
 }
 
 #[test]
