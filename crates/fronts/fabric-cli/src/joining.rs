@@ -6,14 +6,16 @@
 //! `join` makes the key, which never leaves the machine. It checks the manager against the fingerprint in the token,
 //! and only then sends the token.
 
-use std::fs::DirBuilder;
-use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use aquifer_authority::{JoinToken, Request as SigningRequest, replace};
 use aquifer_fabric_args::{CreateToken, EndKind, Join, TokenCommand, Tokens};
 use aquifer_terminal::Output;
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use crate::client::{Client, Request};
@@ -144,13 +146,57 @@ fn prepare(out: &Path, replaces: bool) -> Result<(), Failure> {
             "{shown} has a certificate already; add --replace, or name another directory with --out"
         )));
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(out).map_err(failure)?;
+    make(out).map_err(failure)?;
     let probe = out.join("joining");
-    replace(&probe, "").and_then(|()| std::fs::remove_file(&probe)).map_err(failure)
+    replace(&probe, "").and_then(|()| fs::remove_file(&probe)).map_err(failure)
+}
+
+/// Makes the directory, which nobody but its owner can enter. Those above it can be entered by all: other services have
+/// their directories there, too.
+fn make(out: &Path) -> io::Result<()> {
+    let above = above(out);
+    if !above.exists() {
+        make_for_all(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(out) {
+        Ok(()) => give(out, above),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && out.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn make_for_all(directory: &Path) -> io::Result<()> {
+    let above = above(directory);
+    if !above.exists() {
+        make_for_all(above)?;
+    }
+    fs::create_dir(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
+}
+
+fn above(path: &Path) -> &Path {
+    path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Gives what root has just made to the owner of the directory that it is in: a donor or an agent reads it there, and
+/// renews it. That owner may put something else in its place meanwhile, so only root's own file, under no other name,
+/// is given away.
+fn give(made: &Path, directory: &Path) -> io::Result<()> {
+    let owner = fs::metadata(directory)?;
+    if !geteuid().is_root() || owner.uid() == 0 {
+        return Ok(());
+    }
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(made)?;
+    let found = file.metadata()?;
+    if found.uid() != 0 || (found.is_file() && found.nlink() != 1) {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "another user has replaced it"));
+    }
+    fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+    File::sync_all(&file)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    replace(path, text).map_err(|error| {
+    replace(path, text).and_then(|()| give(path, above(path))).map_err(|error| {
         failed(format!("{} cannot be written: {error}; free space, and join with another token", path.display()))
     })
 }

@@ -6,12 +6,12 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
+use aquifer_sys::state_directory;
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
@@ -84,8 +84,7 @@ fn unusable(path: &Path, error: &io::Error) -> Failure {
 pub(crate) fn keep(address: &Address, session: &Session) -> Result<(), Failure> {
     let path = place(address)?;
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(|error| unusable(&path, &error))?;
+    state_directory::create(directory).map_err(|error| unusable(&path, &error))?;
     safe_open::open(directory, Purpose::Memory, libc::O_PATH | libc::O_DIRECTORY, 0)
         .map_err(|failure| refused(&path, failure))?;
     let text = serde_json::to_vec(session).map_err(|error| failed(format!("{error}; report this bug")))?;

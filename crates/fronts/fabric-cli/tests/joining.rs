@@ -10,7 +10,7 @@ mod program;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,10 +41,15 @@ fn manager(rack: &Rack) -> &str {
 
 /// Joins by running the program, with nothing but the token.
 fn join(rack: &Rack, token: &str, out: &Path) -> std::process::Output {
+    join_with(rack, token, out, &[])
+}
+
+fn join_with(rack: &Rack, token: &str, out: &Path, more: &[&str]) -> std::process::Output {
     let out = out.display().to_string();
     let mut child = program::spawn(
         std::process::Command::new(env!("CARGO_BIN_EXE_aquifer-fabric"))
             .args(["join", "--manager", manager(rack), "--token-stdin", "--out", &out])
+            .args(more)
             .env_clear()
             .stdin(std::process::Stdio::piped()),
     );
@@ -128,6 +133,29 @@ fn a_machine_joins_once_under_the_name_of_its_token() {
     let store = fs::read(rack.directory.join("state/state.redb")).expect("the store");
     let is_in_store = store.windows(secret.len()).any(|window| window == secret.as_bytes());
     assert!(!is_in_store, "the store has the secret");
+}
+
+/// A donor or an agent renews the files itself, as another user than the one who ran the command.
+#[test]
+fn what_root_joins_belongs_to_the_owner_of_the_directory_above() {
+    if !nix::unistd::geteuid().is_root() {
+        return aquifer_test_support::skip("only root can give files away");
+    }
+    let rack = site("owner", "");
+    let above = rack.directory.join("state-of-another");
+    fs::create_dir(&above).expect("made");
+    chown(&above, Some(65534), Some(65534)).expect("root may");
+    let out = above.join("d1");
+    for replaces in [false, true] {
+        let text = token(&rack, &["--kind", "donor", "--name", "d1", "--address", "10.0.0.7"]);
+        let joined = join_with(&rack, &text, &out, if replaces { &["--replace"] } else { &[] });
+        assert_eq!(joined.status.code(), Some(0), "{joined:?}");
+        let files = ["credentials.pem", "ca.pem", "revocations.pem"].map(|file| out.join(file));
+        for path in files.iter().chain([&out]) {
+            let found = fs::metadata(path).expect("made");
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o077), (65534, 65534, 0), "{}", path.display());
+        }
+    }
 }
 
 #[test]

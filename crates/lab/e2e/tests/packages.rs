@@ -9,22 +9,23 @@
 //! restarts programs ends them; a purge that forgets a directory leaves a password of the manager; a setting of the
 //! agent's unit hides programs from it, so that it counts running ones as ended.
 
+mod packaged;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use aquifer_e2e::build::{compile_text, scratch, workspace};
-use aquifer_e2e::machines::{Machine, Switch};
+use aquifer_e2e::machines::Switch;
 use aquifer_e2e::packages::{NAMES, Packages};
 use aquifer_e2e::run::eventually;
 use aquifer_e2e::verifying;
+use packaged::agent::{agent_sees_programs, agent_that_hangs_is_restarted};
+use packaged::{QUESTION, Site, lent_bytes};
 
 /// The earlier version, from which to upgrade.
 const OLDER: &str = "0.0.9-1";
 const VERSION: &str = "0.1.0-1";
-/// Time limit of one query to the machine.
-const QUESTION: Duration = Duration::from_secs(60);
 /// The units, with the user that runs each.
 const UNITS: [&str; 4] = ["aquifer-donor", "aquifer-fabricd", "aquifer-agent", "aquifer-metrics"];
 
@@ -104,23 +105,7 @@ fn blocks() -> Vec<(String, Block)> {
     blocks
 }
 
-/// The machine, with both versions of the packages and a program.
-struct Site(Machine);
-
 impl Site {
-    /// The value of a property of a unit, from systemd.
-    fn property(&self, unit: &str, property: &str) -> String {
-        self.0.run(&format!("systemctl show --value --property={property} {unit}")).trim().to_owned()
-    }
-
-    fn process(&self, unit: &str) -> String {
-        self.property(unit, "MainPID")
-    }
-
-    fn is_active(&self, unit: &str) -> bool {
-        self.0.attempt(&format!("systemctl is-active --quiet {unit}"), QUESTION).status == Some(0)
-    }
-
     /// Files that the packages or their services may have made.
     fn traces(&self) -> BTreeSet<String> {
         let found = self.0.run(
@@ -128,20 +113,6 @@ impl Site {
              -not -path '/run/systemd/*' -not -path '*/systemd-private-*'",
         );
         found.lines().map(str::to_owned).collect()
-    }
-
-    /// The programs that the agent has stored as users of its volumes, each with its start in ticks since boot.
-    fn users(&self) -> Vec<(u64, u64)> {
-        let text = self.0.run("cat /var/lib/aquifer/agent/agent.json");
-        let state: serde_json::Value = serde_json::from_str(&text).expect("one object");
-        let number = |user: &serde_json::Value, name: &str| user["process"][name].as_u64().expect("a number");
-        let users = state["users"].as_array().expect("a list");
-        users.iter().map(|user| (number(user, "pid"), number(user, "started"))).collect()
-    }
-
-    /// The start of a process in ticks since boot: field 22 of proc_pid_stat(5). Its name must have no spaces.
-    fn start_of(&self, process: &str) -> u64 {
-        self.0.run(&format!("cut --delimiter=' ' --fields=22 /proc/{process}/stat")).trim().parse().expect("a number")
     }
 
     fn type_block(&self, section: &str, block: &Block) {
@@ -185,6 +156,7 @@ fn packages_install_start_upgrade_under_running_programs_and_leave_nothing_behin
         match section.as_str() {
             "Install" => installed(&site),
             "Configure and start" if is_last => started(&site),
+            "Upgrade" if is_last => recovered(&site),
             "Upgrade" if is_upgrade => upgraded(&site, before.as_ref().expect("taken above")),
             "Remove" => purged(&site, &clean),
             _ => {}
@@ -236,57 +208,6 @@ fn started(site: &Site) {
     agent_that_hangs_is_restarted(site);
 }
 
-fn lent_bytes(site: &Site) -> u64 {
-    let status = site.0.run("aquifer donor status --control /run/aquifer-donor/control --json");
-    let status: serde_json::Value = serde_json::from_str(&status).expect("one object");
-    status["lent_bytes"].as_u64().unwrap_or_else(|| panic!("no lent_bytes: {status}"))
-}
-
-/// Within the limits of its unit, the agent knows which process of another user has opened a volume, and notices that
-/// it has ended: the volume's memory then goes back to the donor.
-fn agent_sees_programs(site: &Site) {
-    let first = site.0.run("pgrep -x checking").trim().to_owned();
-    let expected = (first.parse().expect("one process"), site.start_of(&first));
-    assert_eq!(site.users(), [expected]);
-    site.0.run(
-        "systemd-run --unit=second aquifer run --dram 16MiB --tier pool:db -- \
-         /root/programs/checking /root/second 900",
-    );
-    let ready = site.0.path("/root/second.ready");
-    eventually("the second program has filled its memory", || ready.exists());
-    let (both, lent) = (site.users(), lent_bytes(site));
-    assert_eq!(both.len(), 2);
-    let (second, started) = both[1];
-    assert_eq!(site.start_of(&second.to_string()), started);
-    site.0.run(&format!("kill -KILL {second}"));
-    eventually("the agent notices that the second program has ended", || site.users() == [expected]);
-    eventually("its memory is back", || lent_bytes(site) < lent);
-    site.0.run("rm second.ready; systemctl reset-failed second 2> /dev/null || true");
-}
-
-/// The watchdog restarts an agent that hangs, and the program does not notice.
-fn agent_that_hangs_is_restarted(site: &Site) {
-    assert_eq!(site.property("aquifer-agent", "WatchdogUSec"), "2min");
-    let users = site.users();
-    site.0.run(
-        "mkdir -p /run/systemd/system/aquifer-agent.service.d
-         printf '[Service]\nWatchdogSec=3\n' > /run/systemd/system/aquifer-agent.service.d/watchdog.conf
-         systemctl daemon-reload; systemctl restart aquifer-agent",
-    );
-    // It must not end an agent that merely has nothing to do.
-    std::thread::sleep(Duration::from_secs(7));
-    assert_eq!(site.property("aquifer-agent", "NRestarts"), "0");
-    site.0.run("systemctl kill --signal=STOP --kill-who=main aquifer-agent");
-    eventually("the agent is restarted", || site.property("aquifer-agent", "NRestarts") == "1");
-    eventually("the agent is back", || site.is_active("aquifer-agent"));
-    assert!(site.0.run("journalctl --no-pager --unit=aquifer-agent").contains("Watchdog timeout"));
-    assert_eq!(site.users(), users);
-    site.0.run(
-        "rm -r /run/systemd/system/aquifer-agent.service.d
-         systemctl daemon-reload; systemctl restart aquifer-agent",
-    );
-}
-
 /// The state that an upgrade must keep.
 struct Before {
     donor: String,
@@ -335,6 +256,35 @@ fn upgraded(site: &Site, before: &Before) {
     site.0.run("rm stop stop.ready");
 }
 
+/// The volume of the only donor can be used again after each restart of the donor. A program that had memory there gets
+/// errors for it, and never other bytes.
+fn recovered(site: &Site) {
+    let settle = "aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
+        until aquifer fabric donors | grep --quiet Enabled; do sleep 1; done
+        aquifer fabric status --until-settled";
+    site.0.run(settle);
+    site.0.run(
+        "systemd-run --unit=third aquifer run --dram 16MiB --tier pool:db -- \
+         /root/programs/checking /root/third 900",
+    );
+    let ready = site.0.path("/root/third.ready");
+    eventually("the third program has filled its memory", || ready.exists());
+    assert!(lent_bytes(site) > 0);
+    let donor = site.process("aquifer-donor");
+    site.0.run("systemctl kill --signal=KILL aquifer-donor");
+    eventually("the donor is back", || {
+        site.is_active("aquifer-donor") && ![donor.as_str(), "0"].contains(&site.process("aquifer-donor").as_str())
+    });
+    eventually("the program has memory there again", || site.is_active("aquifer-donor") && lent_bytes(site) > 0);
+    site.0.run(settle);
+    site.0.run("touch third");
+    eventually("the third program ends", || !site.is_active("third"));
+    let said = site.0.run("journalctl --no-pager --output=cat --unit=third");
+    let result = said.lines().find(|line| line.starts_with("wrong ")).unwrap_or_else(|| panic!("{said}"));
+    assert!(result.starts_with("wrong 0 lost ") && !result.starts_with("wrong 0 lost 0 "), "{result}");
+    site.0.run("rm third third.ready; systemctl reset-failed third 2> /dev/null || true");
+}
+
 /// Removes the packages, which stops everything and keeps the files that a person has written. Then installs everything
 /// again, for the page's purge.
 fn removed_without_purge(site: &Site) {
@@ -378,6 +328,11 @@ fn container_files_name_only_what_the_packages_have() {
                 installed.truncate(usize::from(stage != "base"));
             }
             ["RUN", ..] => {
+                // The base removes apt's lists, so each stage reads them again; none keeps them in its image.
+                let is_step = |step: &str| line.split("&&").any(|one| one.trim().ends_with(step));
+                for step in ["apt-get update", "rm -rf /var/lib/apt/lists/*"] {
+                    assert_eq!(line.contains("apt-get install"), is_step(step), "{stage}: {step}");
+                }
                 let named = line.split_whitespace().filter_map(|word| word.strip_prefix("/packages/"));
                 installed.extend(named.map(|file| file.split('_').next().expect("a name").to_owned()));
             }

@@ -45,6 +45,7 @@ pub mod signal_stack;
 pub mod signals;
 pub mod small_file;
 pub mod spare_frames;
+pub mod state_directory;
 pub mod thread_pidfd;
 pub mod thread_slot;
 pub mod thread_state;

@@ -5,19 +5,15 @@
 //! which is in memory, is not considered.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
+use aquifer_sys::state_directory::{self, ROOTS};
 use nix::libc;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{AccessFlags, access};
 
 use crate::exit::{ExitCode, Failure, say};
-
-/// The state directory of root, which services share.
-const ROOTS: &str = "/var/lib/aquifer";
 
 /// Returns the default state directory.
 pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
@@ -31,19 +27,9 @@ pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsStr
         .map(|state| state.join("aquifer"))
 }
 
-/// Creates a state directory if it is missing. A user's directory is accessible to its owner alone: its files hold the
-/// program's memory. Root's also holds the directories of services that run as other users, such as the agent, so
-/// everybody may search it, whatever root's umask is.
+/// Creates a state directory if it is missing.
 pub fn create(path: &Path) -> Result<(), Failure> {
-    let made = if path == Path::new(ROOTS) && !path.exists() {
-        DirBuilder::new()
-            .recursive(true)
-            .create(path)
-            .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
-    } else {
-        DirBuilder::new().recursive(true).mode(0o700).create(path)
-    };
-    made.map_err(|error| {
+    state_directory::create(path).map_err(|error| {
         cannot_start(
             format!("the state directory {} cannot be made: {error}", path.display()),
             "name another with --state-dir",

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Renews the certificates of a donor and an agent that run within the limits of their units, while a program has
+//! memory at the donor, as docs/operating/certificates.md says.
+//!
+//! The trouble it guards against: the units may write to their state directories only, `aquifer fabric join` is run by
+//! root, and the donor's user exists only while the donor runs. A file with the wrong owner, or a directory that its
+//! user cannot enter, would be noticed two months later, when the first renewal is due.
+
+use std::fs;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_authority::{Authority, Request, Subject, facts, first_of};
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::machines::Switch;
+use aquifer_e2e::run::eventually;
+use aquifer_e2e::verifying;
+use aquifer_fabric::Millis;
+
+use super::{Site, lent_bytes};
+use crate::packages;
+
+const DOMAIN: &str = "pool.internal";
+/// Where root's `aquifer fabric join` puts the files: below the directories that the units may write to.
+const DONOR: &str = "/var/lib/aquifer-donor/d1";
+const HOST: &str = "/var/lib/aquifer/agent/h1";
+const AUTHORITY: &str = "/var/lib/aquifer-fabricd/ca";
+/// The age of a certificate that is valid for a day: its renewal is due, and it is valid for some hours.
+const AGE: Duration = Duration::from_secs(20 * 3600);
+
+const FABRICD: &str = r#"
+state = "/var/lib/aquifer-fabricd"
+[peers]
+kind = "registered"
+[control]
+listen = "127.0.0.1:7444"
+[ca]
+domain = "pool.internal"
+name = "manager1"
+addresses = ["127.0.0.1"]
+"#;
+const DONOR_CONF: &str = "DONOR_ARGS=--size 256MiB --listen 127.0.0.1:7411 --manager 127.0.0.1:7444 --id d1 \
+    --manager-state /var/lib/aquifer-donor/managers.json --tls-cert /var/lib/aquifer-donor/d1/credentials.pem \
+    --tls-key /var/lib/aquifer-donor/d1/credentials.pem --tls-ca /var/lib/aquifer-donor/d1/ca.pem \
+    --tls-crl /var/lib/aquifer-donor/d1/revocations.pem\n";
+const AGENT: &str = r#"
+host = "h1"
+[manager]
+addresses = ["127.0.0.1:7444"]
+[tenant]
+cert = "/var/lib/aquifer/agent/h1/credentials.pem"
+key = "/var/lib/aquifer/agent/h1/credentials.pem"
+ca = "/var/lib/aquifer/agent/h1/ca.pem"
+crl = "/var/lib/aquifer/agent/h1/revocations.pem"
+"#;
+const OPERATOR: &str = "export AQUIFER_FABRIC_URL=https://127.0.0.1:7443 AQUIFER_FABRIC_CA=/root/trusted.pem";
+const START: &str = "
+systemctl start aquifer-fabricd
+cp /var/lib/aquifer-fabricd/ca/trusted.pem .
+aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
+aquifer fabric token create --kind donor --name d1 --address 127.0.0.1 > d1.token
+aquifer fabric token create --kind host --name h1 > h1.token
+aquifer fabric join --manager 127.0.0.1:7443 --token-stdin --out /var/lib/aquifer-donor/d1 < d1.token
+aquifer fabric join --manager 127.0.0.1:7443 --token-stdin --out /var/lib/aquifer/agent/h1 < h1.token
+systemctl start aquifer-donor aquifer-agent
+until aquifer fabric donors | grep --quiet Enabled && aquifer fabric hosts | grep --quiet Enabled; do sleep 1; done
+aquifer fabric apply - <<'END'
+{\"pools\": {\"main\": {\"donors\": [\"d1\"]}}, \"zones\": {\"lab\": {\"quota\": \"192MiB\", \"hosts\": [\"h1\"]}}}
+END
+aquifer fabric create db --size 192MiB --zone lab --class tcp
+aquifer fabric bind db h1
+aquifer fabric status --until-settled
+id=$(aquifer fabric volumes --json | grep --only-matching '\"VolumeId\":\"[0-9a-f]*\"' | cut --delimiter='\"' --fields=4)
+printf '\\n[[volume]]\\nname = \"db\"\\nid = \"%s\"\\n' \"$id\" >> /etc/aquifer/agent.toml
+systemctl restart aquifer-agent
+systemd-run --unit=first aquifer run --dram 16MiB --tier pool:db -- /root/programs/checking /root/stop 900
+";
+
+/// Renews at once, as root, while the units run.
+const JOIN_AGAIN: &str = "
+aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
+aquifer fabric token create --kind donor --name d1 --address 127.0.0.1 > d1.token
+aquifer fabric token create --kind host --name h1 > h1.token
+aquifer fabric join --manager 127.0.0.1:7443 --token-stdin --replace --out /var/lib/aquifer-donor/d1 < d1.token
+aquifer fabric join --manager 127.0.0.1:7443 --token-stdin --replace --out /var/lib/aquifer/agent/h1 < h1.token
+";
+
+fn now() -> Millis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    Millis(u64::try_from(since.as_millis()).expect("in range"))
+}
+
+impl Site {
+    fn read(&self, path: &str) -> String {
+        self.0.run(&format!("cat {path}"))
+    }
+
+    /// Puts a certificate of the same names into a file whose owner and rights stay: one that the authority has signed
+    /// some time ago. Returns it.
+    fn age(&self, directory: &str) -> String {
+        let path = format!("{directory}/credentials.pem");
+        let [certificate, key] = ["ca.pem", "ca-key.pem"].map(|file| self.read(&format!("{AUTHORITY}/{file}")));
+        let authority = Authority::load(&certificate, &key, now()).expect("the manager made it");
+        let names = facts(&first_of(&self.read(&path)).expect("a certificate")).expect("it can be read").names;
+        let subject = Subject::of_names(&names, DOMAIN).expect("of this pool");
+        let request = Request::new().expect("a key");
+        let then = Millis(now().0 - u64::try_from(AGE.as_millis()).expect("in range"));
+        let signed = authority.sign(request.pem(), &subject, 1, then).expect("signed");
+        assert!(signed.validity.is_due(now()) && signed.validity.holds(now()));
+        let text = request.credentials(&signed.chain);
+        fs::write(self.0.path("/root/aged"), &text).expect("root may");
+        self.0.run(&format!("cat /root/aged > {path}; rm /root/aged"));
+        text
+    }
+
+    fn is_renewed(&self, directory: &str, aged: &str) -> bool {
+        let text = self.read(&format!("{directory}/credentials.pem"));
+        let found = first_of(&text).and_then(|certificate| facts(&certificate)).expect("a whole certificate");
+        text != aged && !found.validity.is_due(now())
+    }
+}
+
+#[test]
+fn a_donor_and_an_agent_renew_their_certificates_within_the_limits_of_their_units() {
+    let Some(switch) = Switch::anywhere() else { return };
+    let Some(packages) = packages() else { return };
+    let Some(checking) = compile_text("checking", verifying::PROGRAM) else { return };
+    let programs = scratch("renewal-programs").canonicalize().expect("just made");
+    fs::copy(checking, programs.join("checking")).expect("the scratch directory can be written");
+    let bind = |from: &std::path::Path, to: &str| format!("--bind-ro={}:/root/{to}", from.display());
+    let words = [bind(packages.directory(), "packages"), bind(&programs, "programs")];
+    let mut machine = switch.plug("renewal", "10.0.0.2", &words);
+    machine.wait_until_started();
+    let site = Site(machine);
+    site.0.run(
+        "cd /root/packages
+         DEBIAN_FRONTEND=noninteractive apt-get install --yes ./aquifer_*.deb ./aquifer-donor_*.deb \
+         ./aquifer-fabric_*.deb ./aquifer-agent_*.deb",
+    );
+    for (file, text) in [("fabricd.toml", FABRICD), ("donor.conf", DONOR_CONF), ("agent.toml", AGENT)] {
+        fs::write(site.0.path(&format!("/etc/aquifer/{file}")), text).expect("root may");
+    }
+    site.0.run(&format!("{OPERATOR}\n{START}"));
+    let ready = site.0.path("/root/stop.ready");
+    eventually("the program has filled its memory", || ready.exists());
+    let units = ["aquifer-donor", "aquifer-agent"];
+    let processes = units.map(|unit| site.process(unit));
+    for round in 1..=2 {
+        if round == 2 {
+            site.0.run(&format!("{OPERATOR}\n{JOIN_AGAIN}"));
+        }
+        let aged = [DONOR, HOST].map(|directory| site.age(directory));
+        // Both connect again, with what their files hold now.
+        site.0.run("systemctl restart aquifer-fabricd");
+        for (directory, aged) in [DONOR, HOST].into_iter().zip(&aged) {
+            eventually(&format!("{directory} is renewed, round {round}"), || site.is_renewed(directory, aged));
+            let left = site.0.run(&format!("ls {directory}"));
+            assert_eq!(left.split_whitespace().collect::<Vec<_>>(), ["ca.pem", "credentials.pem", "revocations.pem"]);
+        }
+        for unit in units {
+            let said = site.0.run(&format!("journalctl --no-pager --output=cat --unit={unit}"));
+            let renewals = said.lines().filter(|line| line.contains("has renewed the certificate")).count();
+            assert_eq!(renewals, round, "{unit}: {said}");
+        }
+    }
+    assert_eq!(units.map(|unit| site.process(unit)), processes, "they were restarted");
+    // Another program connects with the new certificate, to a donor that shows its new one.
+    let lent = lent_bytes(&site);
+    site.0.run(
+        "systemd-run --unit=second aquifer run --dram 16MiB --tier pool:db -- \
+         /root/programs/checking /root/second 900",
+    );
+    let ready = site.0.path("/root/second.ready");
+    eventually("the second program has filled its memory", || ready.exists());
+    assert!(lent_bytes(&site) > lent);
+    site.0.run("touch stop second");
+    for unit in ["first", "second"] {
+        eventually("the program ends", || !site.is_active(unit));
+        let said = site.0.run(&format!("journalctl --no-pager --output=cat --unit={unit}"));
+        assert!(said.lines().any(|line| line.starts_with("wrong 0 lost 0 ")), "{unit}: {said}");
+    }
+}
