@@ -67,7 +67,7 @@ fn a_donor_that_no_manager_could_use_is_refused() {
         (&["--manager", "127.0.0.1:1", "--id", "D 1"], "use only a-z"),
         (&["--manager", "127.0.0.1:1", "--id", "d1", "--label", "rack"], "write NAME=VALUE"),
         (&[&managed[..], &["--label", "a=1", "--label", "a=2"]].concat(), "label a is given twice"),
-        (&[&managed[..], &["--label", "class=warp"]].concat(), "cxl, rdma, tcp"),
+        (&[&managed[..], &["--label", "class=warp"]].concat(), "write class=tcp, class=rdma or class=cxl"),
         (&[&managed[..], &["--advertise", "nowhere"]].concat(), "write HOST:PORT"),
         (&[&managed[..], &["--manager-cert", "c.pem"]].concat(), "--manager-key"),
         (&[&managed[..], &["--manager-state", "/nowhere/donor.json"]].concat(), "name a file in a directory"),
