@@ -12,8 +12,8 @@ use std::path::Path;
 pub const ROOTS: &str = "/var/lib/aquifer";
 
 /// Creates a state directory if it is missing. A user's directory is accessible to its owner alone, since its files may
-/// hold a program's memory. Root's also holds the directories of services that run as other users, such as the agent, so
-/// everybody may search it, whatever root's umask is.
+/// hold a program's memory. Root's also holds the directories of services that run as other users, such as the agent.
+/// So everybody may search it, whatever root's umask is.
 pub fn create(path: &Path) -> io::Result<()> {
     let is_shared = path == Path::new(ROOTS);
     if is_shared && !path.exists() {
