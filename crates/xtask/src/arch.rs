@@ -184,7 +184,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("bench", &["bench-args", "contention", "test-support"]),
             ("contention", &[]),
-            ("e2e", &["aquifer", "test-support"]),
+            ("e2e", &["aquifer", "authority", "fabric", "test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             (
                 "fuzz",
