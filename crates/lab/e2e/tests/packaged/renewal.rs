@@ -72,9 +72,11 @@ aquifer fabric create db --size 192MiB --zone lab --class tcp
 aquifer fabric bind db h1
 aquifer fabric status --until-settled
 id=$(aquifer fabric volumes --json | grep --only-matching '\"VolumeId\":\"[0-9a-f]*\"' | cut --delimiter='\"' --fields=4)
-printf '\\n[[volume]]\\nname = \"db\"\\nid = \"%s\"\\n' \"$id\" >> /etc/aquifer/agent.toml
+printf '\\n[[volume]]\\nname = \"db\"\\nid = \"%s\"\\nuids = [%s]\\n' \"$id\" \"$(id --user aquifer)\" >> /etc/aquifer/agent.toml
 systemctl restart aquifer-agent
-systemd-run --unit=first aquifer run --dram 16MiB --tier pool:db -- /root/programs/checking /root/stop 900
+cp /root/programs/checking /usr/local/bin/
+mkdir --mode=0777 /srv/checked
+systemd-run --unit=first --uid=aquifer aquifer run --dram 16MiB --tier pool:db -- checking /srv/checked/first 900
 ";
 
 /// Renews at once, as root, while the units run.
@@ -142,7 +144,7 @@ fn a_donor_and_an_agent_renew_their_certificates_within_the_limits_of_their_unit
         fs::write(site.0.path(&format!("/etc/aquifer/{file}")), text).expect("root may");
     }
     site.0.run(&format!("{OPERATOR}\n{START}"));
-    let ready = site.0.path("/root/stop.ready");
+    let ready = site.0.path("/srv/checked/first.ready");
     eventually("the program has filled its memory", || ready.exists());
     let units = ["aquifer-donor", "aquifer-agent"];
     let processes = units.map(|unit| site.process(unit));
@@ -168,13 +170,13 @@ fn a_donor_and_an_agent_renew_their_certificates_within_the_limits_of_their_unit
     // Another program connects with the new certificate, to a donor that shows its new one.
     let lent = lent_bytes(&site);
     site.0.run(
-        "systemd-run --unit=second aquifer run --dram 16MiB --tier pool:db -- \
-         /root/programs/checking /root/second 900",
+        "systemd-run --unit=second --uid=aquifer aquifer run --dram 16MiB --tier pool:db -- \
+         checking /srv/checked/second 900",
     );
-    let ready = site.0.path("/root/second.ready");
+    let ready = site.0.path("/srv/checked/second.ready");
     eventually("the second program has filled its memory", || ready.exists());
     assert!(lent_bytes(&site) > lent);
-    site.0.run("touch stop second");
+    site.0.run("touch /srv/checked/first /srv/checked/second");
     for unit in ["first", "second"] {
         eventually("the program ends", || !site.is_active(unit));
         let said = site.0.run(&format!("journalctl --no-pager --output=cat --unit={unit}"));
