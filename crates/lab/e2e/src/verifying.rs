@@ -20,8 +20,9 @@ const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Writes and verifies whole pages at random until the file named by its first argument appears, then verifies all of
-/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. Prints how many pages
-/// were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
+/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. With a third argument,
+/// it discards a page that it cannot access, and fills it again. Prints how many pages were wrong, how many accesses were
+/// errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
 #include <signal.h>
@@ -29,6 +30,7 @@ pub const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 enum { PAGES = 12288, PAGE = 4096, WORDS = PAGE / 8 };
@@ -70,10 +72,14 @@ int main(int argc, char **argv) {
         random ^= random << 13; random ^= random >> 7; random ^= random << 17;
         size_t page = random % PAGES;
         uint64_t begun = now_ms();
-        if (sigsetjmp(again, 1)) lost++;
-        else {
+        volatile int failures = 0;
+        if (sigsetjmp(again, 1)) { lost++; failures++; }
+        if (failures == 0) {
             verify(page);
             if (random >> 40 & 1) { versions[page]++; fill(page); }
+        } else if (failures == 1 && argc > 3) {
+            madvise((char *)memory + page * PAGE, PAGE, MADV_DONTNEED);
+            fill(page);
         }
         uint64_t took = now_ms() - begun;
         if (took > longest) longest = took;

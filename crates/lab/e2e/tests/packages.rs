@@ -257,7 +257,7 @@ fn upgraded(site: &Site, before: &Before) {
 }
 
 /// The volume of the only donor can be used again after each restart of the donor. A program that had memory there gets
-/// errors for it, and never other bytes.
+/// errors for it, and never other bytes; it fills its pages again, so that it needs memory at the donor.
 fn recovered(site: &Site) {
     let settle = "aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
         until aquifer fabric donors | grep --quiet Enabled; do sleep 1; done
@@ -265,7 +265,7 @@ fn recovered(site: &Site) {
     site.0.run(settle);
     site.0.run(
         "systemd-run --unit=third aquifer run --dram 16MiB --tier pool:db -- \
-         /root/programs/checking /root/third 900",
+         /root/programs/checking /root/third 900 refill",
     );
     let ready = site.0.path("/root/third.ready");
     eventually("the third program has filled its memory", || ready.exists());

@@ -31,6 +31,17 @@ impl Site {
     }
 }
 
+/// A test that fails prints what the units have said.
+impl Drop for Site {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let journal = "journalctl --no-pager --output=short-precise --lines=200 --unit='aquifer*' --unit=third";
+            let ended = self.0.attempt(journal, QUESTION);
+            eprintln!("the journal of the units:\n{}{}", ended.stdout, ended.stderr);
+        }
+    }
+}
+
 pub fn lent_bytes(site: &Site) -> u64 {
     let status = site.0.run("aquifer donor status --control /run/aquifer-donor/control --json");
     let status: serde_json::Value = serde_json::from_str(&status).expect("one object");
