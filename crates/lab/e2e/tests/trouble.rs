@@ -25,6 +25,7 @@ const READER: &str = r#"
 #include <sys/mman.h>
 #include <unistd.h>
 #define GIVES_BACK 0
+#define GIVES_BACK_SOME 0
 enum { LEN = 80 << 20, PAGE = 4096 };
 static sigjmp_buf again;
 static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
@@ -44,6 +45,11 @@ int main(void) {
         memset(written, 0, LEN / 2 / PAGE);
         unwritten = 0;
     }
+    if (GIVES_BACK_SOME)
+        for (at = 0; at < LEN; at += 8 * PAGE) {
+            if (madvise(start + at, PAGE, MADV_DONTNEED)) return 2;
+            written[at / PAGE] = 0;
+        }
     for (int turn = 0; turn < 2; turn++)
         for (at = 0; at < LEN; at += PAGE) {
             if (GIVES_BACK && at < LEN / 2) continue;
@@ -115,6 +121,28 @@ fn a_tier_that_is_full_says_so_and_everything_else_stays_right() {
             "aquifer: no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS",
         );
         assert!(unwritten > 0, "{delivery}: 80 MiB do not fit in 24 + 32 MiB");
+    }
+}
+
+/// A program that gave back a part of a block whose bytes the tier had lost was ended. The rest is lost in any case: an
+/// access to it is a SIGBUS, as without the call.
+#[test]
+fn a_part_of_a_lost_block_can_be_given_back() {
+    let program = compile_text("reader-part", &READER.replace("GIVES_BACK_SOME 0", "GIVES_BACK_SOME 1"));
+    let Some(program) = program else { return };
+    for delivery in ["signal", "listener"] {
+        let tier = "failing:after=10,on=read:dram:";
+        let words =
+            ["--dram", "24MiB", "--block", "64KiB", "--prefetch", "off", "--tier", tier, "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        let counts = ended.expect(0).stdout.clone();
+        assert!(!counts.starts_with("lost 0 ") && counts.ends_with(" unwritten 0\n"), "{delivery}: {counts}");
+        let lines = ended.said().iter().filter(|line| line.contains("are lost and poisoned")).count();
+        assert_eq!(lines, 16, "each of some hundred losses has a line: {}", ended.stderr);
+        ended.expect_line(
+            "aquifer: 512 losses so far, of which only the first 16 have a line each; poisoned_blocks of 'aquifer stat' \
+             counts them all",
+        );
     }
 }
 

@@ -52,6 +52,7 @@ pub fn discard<S: Space, T>(
 ) -> Result<Discard<T>, Fatal> {
     let mut started = shards[0].now_ns();
     let mut fetches = 0;
+    let mut lost = None;
     loop {
         let tickets: Vec<u32> = shards.iter().map(S::ticket).collect();
         let mut engines: Vec<_> = shards.iter().map(S::engine).collect();
@@ -79,7 +80,10 @@ pub fn discard<S: Space, T>(
                 drop(engines);
                 let outcome = resolve(&shards[index], page, ThreadIndex(0), true)?;
                 (fetches, started) = (fetches + 1, shards[index].now_ns());
-                if outcome != Outcome::Resolved || fetches > FETCHES_MAX {
+                // A block whose bytes the tier has lost is poisoned now, and no obstacle: the rest of it is lost in any
+                // case. One that is still an obstacle found no room.
+                let is_stuck = outcome != Outcome::Resolved && lost.replace(page) == Some(page);
+                if is_stuck || fetches > FETCHES_MAX {
                     return Err(Fatal::PartlyDiscarded);
                 }
             }

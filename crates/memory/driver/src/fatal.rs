@@ -29,7 +29,7 @@ pub enum Fatal {
     QueueStarts,
     /// The tier's queue accepts no more transfers and completes none.
     QueueFull,
-    /// A block that the program partly gives back cannot be fetched.
+    /// There is no room for a block that the program partly gives back.
     PartlyDiscarded,
     /// Pages of a block are where they must not be; the text says where.
     Misplaced(&'static str),
@@ -54,8 +54,8 @@ impl Fatal {
             Fatal::QueueStarts => "the tier's queue does not start transfers; check the kernel log (dmesg)",
             Fatal::QueueFull => "the tier's queue is full and completes nothing; check the kernel log (dmesg)",
             Fatal::PartlyDiscarded => {
-                "a block that the program partly gives back cannot be fetched, and the rest of it would be lost; check \
-                 the tier"
+                "the program gives back a part of a block, and there is no room in which to keep the rest; check the tier, \
+                 or add DRAM (--dram)"
             }
             Fatal::Misplaced(text) => text,
         }

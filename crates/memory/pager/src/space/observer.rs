@@ -3,7 +3,7 @@
 
 //! Turns the driver's events into counters and messages.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_core::engine::Engine;
 use aquifer_core::map::Pages;
@@ -12,6 +12,9 @@ use aquifer_stats::Counter;
 
 use crate::abort::{Number, say};
 use crate::shard::ShardView;
+
+/// Losses that have a line each. A program that goes on after it has lost a donor may have millions.
+const LOSSES_SAID_MAX: u64 = 16;
 
 impl Observer for ShardView<'_> {
     #[inline]
@@ -95,6 +98,11 @@ impl Observer for ShardView<'_> {
         };
         self.count_failure(counter);
         self.counters.add(Counter::PoisonedBlocks, 1);
+        static LOSSES: AtomicU64 = AtomicU64::new(0);
+        let losses = LOSSES.fetch_add(1, Ordering::Relaxed) + 1;
+        if losses > LOSSES_SAID_MAX {
+            return said_by_number(losses);
+        }
         let (address, bytes) = (Number::new(pages.address() as u64), Number::new(pages.bytes()));
         say(&[
             why,
@@ -104,6 +112,19 @@ impl Observer for ShardView<'_> {
             address.text(),
             " are lost and poisoned; an access to them is a SIGBUS; ",
             self.tier.remedy(),
+        ]);
+    }
+}
+
+/// Reports the number of losses each time that it has doubled.
+fn said_by_number(losses: u64) {
+    if losses.is_power_of_two() {
+        let (number, each) = (Number::new(losses), Number::new(LOSSES_SAID_MAX));
+        say(&[
+            number.text(),
+            " losses so far, of which only the first ",
+            each.text(),
+            " have a line each; poisoned_blocks of 'aquifer stat' counts them all",
         ]);
     }
 }
