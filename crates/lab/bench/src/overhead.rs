@@ -161,7 +161,7 @@ const fn of_hot_set(name: &'static str, arguments: &'static [&'static str]) -> C
 /// that read-ahead, which takes a part of it, can have slabs of all donors in flight.
 const fn of_striping(name: &'static str) -> Case {
     let (overhead, program) = (Overhead::Striping, "sequential_read");
-    let (arguments, budget_bytes, tier_bytes) = (&["--bytes", "768MiB"], 256 * MIB, 1024 * MIB);
+    let (arguments, budget_bytes, tier_bytes) = (&["--bytes", "1536MiB"], 512 * MIB, 2048 * MIB);
     Case { overhead, name, program, arguments, budget_bytes, tier_bytes, block_bytes: 0, bar: 0.8 }
 }
 

@@ -15,8 +15,7 @@ use crate::size::MIB;
 
 /// Room of each donor beyond its share: members of an array differ by a few slabs. A choice.
 const SPARE_BYTES: u64 = 64 * MIB;
-/// Passes that are timed for each donor, so that every case is timed equally long: about 10 s at 100 MB/s. With two
-/// passes for all cases, seven donors would be timed for 1.5 s.
+/// Passes that are timed for each donor, so that every case is timed equally long: about 20 s at 100 MB/s.
 const PASSES_PER_DONOR: u32 = 2;
 
 impl OverheadBench<'_> {

@@ -6,6 +6,7 @@
 use aquifer_core::engine::Settings;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::PolicyName;
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::units::{Order, PageIndex, REGION_PAGES, ThreadIndex};
 use serde::Serialize;
 
@@ -30,6 +31,7 @@ pub const SETTINGS: Settings = Settings {
     copied_pages_max: 4,
     seals: true,
     fetch_cost: 5,
+    window_pages: WINDOW_PAGES,
 };
 
 /// The simulated machine.

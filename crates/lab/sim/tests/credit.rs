@@ -10,6 +10,7 @@
 use aquifer_core::engine::{DROPS_MAX, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_driver::{Outcome, Space, resolve};
 use aquifer_sim::instant::InstantMachine;
@@ -28,6 +29,7 @@ fn settings() -> Settings {
         copied_pages_max: 4,
         seals: true,
         fetch_cost: 1,
+        window_pages: WINDOW_PAGES,
     }
 }
 

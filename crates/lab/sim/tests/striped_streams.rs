@@ -9,6 +9,7 @@
 use aquifer_core::engine::Settings;
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::PolicyName;
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::stripes::Stripes;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 use aquifer_sim::instant::InstantMachine;
@@ -32,6 +33,7 @@ fn scan(shards: usize, descending: bool) -> (u64, u64) {
         copied_pages_max: 0,
         seals: false,
         fetch_cost: 5,
+        window_pages: WINDOW_PAGES,
     };
     let machines: Vec<InstantMachine> =
         (0..shards).map(|_| InstantMachine::new(settings, PolicyName::S3Fifo)).collect();

@@ -64,7 +64,7 @@ use crate::frames::FramePool;
 use crate::map::changes::Changes;
 use crate::map::{BlockMap, Priority};
 use crate::policy::{Arrival, Policy};
-use crate::prefetch::Prefetcher;
+use crate::prefetch::{Prefetcher, WINDOW_PAGES};
 use crate::refaults::Refaults;
 use crate::slabs::{OwnSlabs, Slabs};
 use crate::standby::Standby;
@@ -76,6 +76,9 @@ use crate::watermarks::Watermarks;
 
 /// Read-ahead may take `1 / AHEAD_PART` of the budget: more would push out blocks that it has just fetched.
 const AHEAD_PART: u64 = 16;
+/// What it may take from a tier of several media, if that is enough for a stream's window there: otherwise most of them
+/// would be idle. `aquifer bench --overhead striping`.
+pub const WIDE_AHEAD_PART: u64 = 4;
 
 /// When all memory fits, frames take about `1 / FRAMES_PART` of its size in addition to the resident pages.
 pub(crate) const FRAMES_PART: u64 = 16;
@@ -98,6 +101,17 @@ pub struct Settings {
     pub seals: bool,
     /// Cost of fetching a small block from the tier, relative to rescuing one from standby.
     pub fetch_cost: u64,
+    /// Maximum number of pages that a stream is read ahead of: [`WINDOW_PAGES`](crate::prefetch::WINDOW_PAGES), or more
+    /// if its pages lie on several media in turn.
+    pub window_pages: u32,
+}
+
+impl Settings {
+    /// Maximum number of pages that all streams together may be ahead, with this budget.
+    fn ahead_pages_max(&self, budget_pages: u64) -> u64 {
+        let wide = if self.window_pages > WINDOW_PAGES { budget_pages / WIDE_AHEAD_PART } else { 0 };
+        (budget_pages / AHEAD_PART).max(wide.min(self.window_pages.into()))
+    }
 }
 
 #[cfg(test)]
@@ -111,6 +125,7 @@ impl Settings {
         copied_pages_max: 0,
         seals: false,
         fetch_cost: 5,
+        window_pages: WINDOW_PAGES,
     };
 }
 
@@ -195,7 +210,11 @@ impl Engine {
             map: BlockMap::new(slabs, settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
-            prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
+            prefetcher: Prefetcher::new(
+                settings.ahead_pages_max(settings.budget_pages),
+                settings.window_pages,
+                settings.fetch_cost <= 1,
+            ),
             standby,
             watermarks: Watermarks::for_budget(settings.budget_pages),
             standby_length: StandbyLength::new(settings.budget_pages, settings.fetch_cost),

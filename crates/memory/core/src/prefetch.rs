@@ -22,7 +22,7 @@ use crate::units::{PAGE_BYTES, ThreadIndex};
 mod stream;
 mod trend;
 
-use stream::Stream;
+use stream::{Bounds, Stream};
 use trend::Trend;
 
 /// Number of threads with their own table; threads with higher numbers share these.
@@ -33,9 +33,9 @@ pub const STREAMS_MAX: usize = 12;
 pub const RUNS_MAX: usize = 8;
 /// Pages with which a stream's window starts, unless two blocks are more: 128 KiB.
 pub const WINDOW_MIN: u32 = (128 << 10) / PAGE_BYTES as u32;
-/// Maximum number of pages that a stream reads ahead: 4 MiB, about 3 ms on a disk that delivers 1.3 GB/s. In a small
-/// budget, larger windows push out pages that they have just fetched.
-pub const WINDOW_MAX: u32 = (4 << 20) / PAGE_BYTES as u32;
+/// Maximum number of pages that a stream is read ahead of from one medium: 4 MiB, about 3 ms on a disk that delivers
+/// 1.3 GB/s. In a small budget, larger windows push out pages that they have just fetched.
+pub const WINDOW_PAGES: u32 = (4 << 20) / PAGE_BYTES as u32;
 /// Faults farther apart than this many blocks are not treated as a stride.
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
 /// The marker of a run that needs none.
@@ -139,6 +139,8 @@ pub struct Prefetcher {
     threads: Box<[Thread]>,
     /// Maximum number of pages that all streams together may be ahead.
     ahead_pages_max: u64,
+    /// Maximum number of pages that one stream may be ahead.
+    window_pages: u32,
     /// Faults seen so far.
     faults: u64,
     /// Number of live streams at the latest count.
@@ -149,14 +151,15 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Creates an empty table. All streams together will be at most about `ahead_pages_max` pages ahead. `wary` means
-    /// that a fault on a block that was read ahead costs about as much as any other, so that only streams that have
-    /// proved themselves gain from it.
-    pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
+    /// Creates an empty table. All streams together will be at most about `ahead_pages_max` pages ahead, and one stream
+    /// at most `window_pages`. `wary` means that a fault on a block that was read ahead costs about as much as any
+    /// other, so that only streams that have proved themselves gain from it.
+    pub fn new(ahead_pages_max: u64, window_pages: u32, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
         Prefetcher {
             threads,
             ahead_pages_max,
+            window_pages,
             faults: 0,
             alive: 1,
             confidence: Areas::new(Confidence(CONFIDENCE_FULL)),
@@ -178,20 +181,20 @@ impl Prefetcher {
         if self.faults.is_multiple_of(COUNT_INTERVAL) {
             self.count_alive();
         }
-        let limit = self.limit();
         let is_low = !self.confidence.of(page).verdict();
         let proof = if !announced && (self.wary || is_low) { PROOF_PAGES } else { 0 };
+        let bounds = Bounds { limit: self.limit(), window: self.window_pages, proof };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
-            advice.passed_pages = stream.advance(page, block, (limit, proof), heard, &mut advice);
+            advice.passed_pages = stream.advance(page, block, bounds, heard, &mut advice);
             return advice;
         }
         if announced {
             let oldest = Self::replaced(streams, heard);
             *oldest = Stream::with_step(page, block.into(), block, heard);
-            oldest.advance(page, block, (limit, proof), heard, &mut advice);
+            oldest.advance(page, block, bounds, heard, &mut advice);
             advice.passed_pages = u32::MAX;
             return advice;
         }
@@ -203,12 +206,12 @@ impl Prefetcher {
         let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
-                advice.passed_pages = stream.advance(page, block, (limit, proof), heard, &mut advice);
+                advice.passed_pages = stream.advance(page, block, bounds, heard, &mut advice);
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {
                 *stream = Stream::with_step(page, step, block, heard);
-                stream.advance(page, block, (limit, proof), heard, &mut advice);
+                stream.advance(page, block, bounds, heard, &mut advice);
             }
             return advice;
         }
@@ -218,7 +221,7 @@ impl Prefetcher {
             None => Stream::begin(page, heard),
         };
         if oldest.has_step() {
-            oldest.advance(page, block, (limit, proof), heard, &mut advice);
+            oldest.advance(page, block, bounds, heard, &mut advice);
         }
         advice
     }
@@ -255,7 +258,7 @@ impl Prefetcher {
     /// Maximum number of pages that one stream may be ahead: its share of the cap.
     fn limit(&self) -> u32 {
         let share = self.ahead_pages_max / self.alive.max(1);
-        u32::try_from(share).unwrap_or(u32::MAX).min(WINDOW_MAX)
+        u32::try_from(share).unwrap_or(u32::MAX).min(self.window_pages)
     }
 
     fn count_alive(&mut self) {

@@ -8,6 +8,7 @@ use aquifer_core::block::State;
 use aquifer_core::engine::{CleanVerdict, DROPS_MAX, Engine, FaultStep, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, Arrival, PolicyName};
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::units::{Order, PageIndex, ThreadIndex};
 
 const PAGES: u64 = 2048;
@@ -31,6 +32,7 @@ fn engine(policy: PolicyName, fetch_cost: u64) -> Engine {
         elastic: false,
         seals: true,
         fetch_cost,
+        window_pages: WINDOW_PAGES,
     };
     let mut engine = Engine::new(settings, policy::build(policy));
     let order = Order::new(0).expect("a page");

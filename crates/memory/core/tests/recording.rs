@@ -11,6 +11,7 @@
 use aquifer_core::engine::{Advice, Arrived, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Arrival;
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::record::{
     Call, Damage, End, Event, Guarded, Header, Recording, Runs, Summary, VERSION, batch_header, push_run, put_call,
     put_summary,
@@ -28,6 +29,7 @@ fn header() -> Header {
             copied_pages_max: 4,
             seals: true,
             fetch_cost: 5,
+            window_pages: WINDOW_PAGES,
         },
         policy: "s3fifo".into(),
         pid: 4711,

@@ -11,6 +11,7 @@
 use aquifer_core::engine::{CleanVerdict, Engine, FaultStep, Settings, Tables};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, Arrival, PolicyName};
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_PAGES, ThreadIndex};
 
 const MANAGED: u64 = 1 << 40;
@@ -29,6 +30,7 @@ fn engine(managed_bytes: u64, local_bytes: u64, policy: PolicyName) -> Engine {
         copied_pages_max: 0,
         seals: false,
         fetch_cost: 5,
+        window_pages: WINDOW_PAGES,
     };
     let mut engine = Engine::new(settings, policy::build(policy));
     engine

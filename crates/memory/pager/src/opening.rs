@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::units::{Order, PAGE_BYTES};
 use aquifer_core::{engine, record};
@@ -109,6 +110,7 @@ pub(crate) fn engine_settings(
         },
         seals: found.can_protect(),
         fetch_cost: if settings.tier.waits_for_medium() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
+        window_pages: WINDOW_PAGES.max((settings.tier.busy_bytes() / PAGE_BYTES) as u32),
     }
 }
 

@@ -23,22 +23,33 @@ mod store;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-use aquifer_core::engine::Engine;
+use aquifer_core::engine::{Engine, WIDE_AHEAD_PART};
 use aquifer_core::map::Pages;
 use aquifer_core::record::{Call, Summary};
-use aquifer_core::units::{PageIndex, ThreadIndex};
+use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, ThreadIndex};
 use aquifer_driver::{Fatal, LockTimer, Outcome, Space, Tape};
 use aquifer_stats::Counter;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::thread_slot;
+use aquifer_tiers::Tier;
 
 use crate::pager::Pager;
 use crate::recorder::Recorder;
 use crate::shard::ShardView;
 
-/// The worker's maximum number of transfers in flight. Sixteen of 128 KiB saturate the disk for which this was
-/// designed; twice that covers the gaps between plans.
-pub(crate) const QUEUE_DEPTH: u32 = 32;
+/// The worker's maximum number of transfers in flight with a tier of one medium. Sixteen of 128 KiB saturate the disk
+/// for which this was designed; twice that covers the gaps between plans.
+const QUEUE_DEPTH: u32 = 32;
+/// The greatest number for a tier of several media.
+const QUEUE_DEPTH_WIDE: u32 = 512;
+
+/// The maximum number of transfers in flight of a worker with this budget: as many as read-ahead asks for. Each takes some
+/// kilobytes, so a small budget must not have many.
+pub(crate) fn queue_depth(tier: &dyn Tier, budget_pages: u64) -> u32 {
+    let ahead_pages = (tier.busy_bytes() / PAGE_BYTES).min(budget_pages / WIDE_AHEAD_PART);
+    let blocks = ahead_pages / u64::from(Order::DEFAULT.pages());
+    (blocks as u32).clamp(QUEUE_DEPTH, QUEUE_DEPTH_WIDE)
+}
 
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a

@@ -10,7 +10,7 @@ use aquifer_driver::Worker;
 
 use crate::pager::{Pager, StartFailure};
 use crate::shard::ShardView;
-use crate::space::QUEUE_DEPTH;
+use crate::space::queue_depth;
 
 /// Starts the workers of `pager`, as many as can be started. The first failure counts.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
@@ -27,7 +27,7 @@ fn start_one(shard: ShardView<'static>) -> Result<(), StartFailure> {
                 return;
             }
         };
-        let mut worker = Worker::new(&shard, queue, QUEUE_DEPTH);
+        let mut worker = Worker::new(&shard, queue, queue_depth(&*shard.pager.tier, shard.shard.budget_pages_max));
         // Before its first turn, which finds what nobody has woken it for: pairs with `Pager::worker_for`.
         shard.shard.has_worker.store(true, Ordering::SeqCst);
         if opened.send(Ok(())).is_ok()

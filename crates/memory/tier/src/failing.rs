@@ -112,6 +112,10 @@ impl Tier for Failing {
         self.inner.request_bytes_max()
     }
 
+    fn busy_bytes(&self) -> u64 {
+        self.inner.busy_bytes()
+    }
+
     fn upkeep(&self) -> Option<&dyn Upkeep> {
         self.inner.upkeep()
     }

@@ -50,7 +50,7 @@ pub use forks::Forks;
 pub use leveled::{LevelFigures, Leveled, Mover, Waker};
 pub use membership::{MemberKey, MemberStatus, Membership, MembershipFailure, Newcomer};
 pub use open_failure::OpenFailure;
-pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+pub use tier::{BUSY_BYTES, Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 pub use upkeep::{KeepAlive, Upkeep, Verified, Verify};
 
 /// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.

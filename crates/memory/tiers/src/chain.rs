@@ -29,8 +29,8 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 use aquifer_tier::transfer::{check_buffer, check_range};
 use aquifer_tier::{
-    Activity, CompressionFigures, Forks, KeepAlive, LevelFigures, Leveled, Mover, OpenFailure, PAGE, Tier, TierFailure,
-    TierFigures, TierQueue, Upkeep, Verify,
+    Activity, BUSY_BYTES, CompressionFigures, Forks, KeepAlive, LevelFigures, Leveled, Mover, OpenFailure, PAGE, Tier,
+    TierFailure, TierFigures, TierQueue, Upkeep, Verify,
 };
 
 use self::level::Level;
@@ -132,6 +132,10 @@ impl Tier for Chain {
         let waits = self.waits_for_medium();
         let levels = self.tiers().filter(|tier| tier.waits_for_medium() == waits);
         levels.map(|tier| tier.request_bytes_max()).min().unwrap_or(PAGE)
+    }
+
+    fn busy_bytes(&self) -> u64 {
+        self.tiers().map(|tier| tier.busy_bytes()).max().unwrap_or(BUSY_BYTES)
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {

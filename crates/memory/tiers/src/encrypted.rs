@@ -323,6 +323,10 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.inner.request_bytes_max()
     }
 
+    fn busy_bytes(&self) -> u64 {
+        self.parts.inner.busy_bytes()
+    }
+
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         self.parts.inner.read(offset, buffer)?;
         self.parts.open(offset, buffer);

@@ -189,6 +189,10 @@ impl Tier for Pool {
         self.array.capacity_bytes()
     }
 
+    fn busy_bytes(&self) -> u64 {
+        self.array.busy_bytes()
+    }
+
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         self.array.read(offset, buffer)
     }

@@ -152,6 +152,10 @@ impl Tier for WithFiles {
         self.inner.request_bytes_max()
     }
 
+    fn busy_bytes(&self) -> u64 {
+        self.inner.busy_bytes()
+    }
+
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         if is_of_file(offset) { self.files.read(offset, buffer) } else { self.inner.read(offset, buffer) }
     }

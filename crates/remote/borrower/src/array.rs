@@ -53,7 +53,9 @@ use aquifer_tier::figures::{TierCounters, count};
 use aquifer_tier::places::{PLACE_WORDS, Places, Seen};
 use aquifer_tier::plain_queue::Blocking;
 use aquifer_tier::transfer::{check_buffer, check_range};
-use aquifer_tier::{Activity, Cause, Forks, KeepAlive, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify};
+use aquifer_tier::{
+    Activity, BUSY_BYTES, Cause, Forks, KeepAlive, Tier, TierFailure, TierFigures, TierQueue, Upkeep, Verify,
+};
 use aquifer_wire::SLAB_BYTES;
 
 use self::connection::Connection;
@@ -83,6 +85,14 @@ const HEAD_WORDS: usize = 2;
 const REACHED: usize = 0;
 /// How many times a slab fell below its number of copies.
 const DEGRADED: usize = 1;
+
+/// The bytes of a stream that must be in flight for each donor. Half of a stream's window has arrived when it is moved,
+/// and the slabs that follow each other in memory got their places in the order in which they were written back, so some
+/// donors have several of them. Over four cables of 100 MB/s, two slabs for each donor gave 0.63 of the cables' sum, and
+/// four gave 0.82.
+const BUSY_BYTES_PER_DONOR: u64 = 4 * SLAB_BYTES;
+/// More donors than these are not kept busy by one stream: its window takes a part of the budget. A choice.
+const BUSY_DONORS_MAX: u64 = 8;
 
 /// How often leases are renewed at members that join, until one has: often enough for any of them. A choice.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -213,6 +223,17 @@ impl Tier for Array {
 
     fn capacity_bytes(&self) -> u64 {
         self.parts.capacity_bytes()
+    }
+
+    fn busy_bytes(&self) -> u64 {
+        let donors = match (&self.parts.cutter, &self.parts.admission) {
+            // Each transfer is to all donors.
+            (Some(_), _) => 1,
+            // More may join.
+            (None, Some(_)) => BUSY_DONORS_MAX,
+            (None, None) => BUSY_DONORS_MAX.min(self.parts.members.len() as u64),
+        };
+        BUSY_BYTES.max(donors * BUSY_BYTES_PER_DONOR)
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {

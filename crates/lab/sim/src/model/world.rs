@@ -12,6 +12,7 @@ use aquifer_core::engine::{Engine, Settings};
 use aquifer_core::map::Pages;
 use aquifer_core::map::changes::Changes;
 use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::prefetch::WINDOW_PAGES;
 use aquifer_core::shard_budgets::ShardBudgets;
 use aquifer_core::stripes::{SHARDS_MAX, Stripes};
 use aquifer_core::units::PageIndex;
@@ -116,6 +117,7 @@ impl World {
             copied_pages_max: COPIED_PAGES_MAX,
             seals: true,
             fetch_cost: if start.overlaps { 5 } else { 1 },
+            window_pages: WINDOW_PAGES,
         };
         let slab_users = SlabUsers::new(start.tier_slabs);
         let stripes = Stripes::new(start.shards, start.budget_pages);

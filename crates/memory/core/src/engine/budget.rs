@@ -7,7 +7,7 @@
 //! spent immediately. A smaller one is reached gradually: pages in excess of it are debt, which eviction pays back
 //! before anything else.
 
-use super::{AHEAD_PART, Engine, block_size};
+use super::{Engine, block_size};
 use crate::frames::BUDGET_PAGES_MAX;
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
@@ -46,7 +46,7 @@ impl Engine {
         } else {
             self.debt_pages += self.frames.shrink(before - pages);
         }
-        self.prefetcher.set_ahead_pages_max(pages / AHEAD_PART);
+        self.prefetcher.set_ahead_pages_max(self.settings.ahead_pages_max(pages));
         self.watermarks = Watermarks::for_budget(pages);
         self.standby_length.set_budget(pages);
         self.large = block_size::large(pages);

@@ -14,7 +14,7 @@
 //!     '------------------- window -----------------'
 //! ```
 
-use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
+use super::{Advice, NO_MARKER, Run, WINDOW_MIN};
 
 /// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
 const MISSED_MAX: u8 = 2;
@@ -26,6 +26,17 @@ const MISSING_MAX: u64 = 4;
 /// Number of continuations after which such gaps are allowed: before, accesses that are near each other by chance would
 /// form streams.
 const SURE: u8 = 2;
+
+/// How far ahead of a stream to read, in pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// How far ahead it may be now: its share of what all streams have.
+    pub(super) limit: u32,
+    /// The greatest window to which it may grow.
+    pub(super) window: u32,
+    /// How much the stream must have passed before anything is read ahead of it.
+    pub(super) proof: u32,
+}
 
 /// One stream of faults that advance by equal steps. Pages are start pages of blocks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,13 +124,13 @@ impl Stream {
         self.latest.abs_diff(page)
     }
 
-    /// Records a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, once the
-    /// stream has passed `proof` pages. Returns how many adjacent pages it has passed; 0 if it has to pass more first.
+    /// Records a continuation at `page` and appends what to read ahead now, within these bounds. Returns how many
+    /// adjacent pages it has passed; 0 if it has to pass more first.
     pub(super) fn advance(
         &mut self,
         page: u64,
         block: u32,
-        (limit, proof): (u32, u32),
+        Bounds { limit, window, proof }: Bounds,
         heard: u64,
         advice: &mut Advice,
     ) -> u32 {
@@ -138,7 +149,7 @@ impl Stream {
             }
             self.frontier = page.wrapping_add_signed(self.step);
         } else if self.successes > 0 && self.passed >= proof {
-            self.window = self.window.saturating_mul(2).min(WINDOW_MAX);
+            self.window = self.window.saturating_mul(2).min(window);
         }
         self.missed = 0;
         self.successes = self.successes.saturating_add(1);

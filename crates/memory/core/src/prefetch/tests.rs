@@ -26,7 +26,7 @@ struct Outcome {
 
 /// Plays visits, each a pair of thread and block number.
 fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
-    let mut prefetcher = Prefetcher::new(CAP, false);
+    let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, false);
     let mut ahead: HashMap<u64, bool> = HashMap::new();
     let mut seen = HashSet::new();
     let mut outcome = Outcome::default();
@@ -76,15 +76,32 @@ fn regular_traces_miss_only_at_their_start() {
         ("sequential among noise", play(noisy.flatten()), 210),
     ] {
         assert!(outcome.misses <= misses_max, "{name}: {outcome:?}");
-        assert!(outcome.unused * BLOCK as usize <= 8 * WINDOW_MAX as usize, "{name}: {outcome:?}");
+        assert!(outcome.unused * BLOCK as usize <= 8 * WINDOW_PAGES as usize, "{name}: {outcome:?}");
     }
 }
 
 #[test]
 fn the_window_grows_so_that_faults_become_rare() {
     let outcome = one(0..10_000);
-    let per_window = (WINDOW_MAX / BLOCK / 2) as usize;
+    let per_window = (WINDOW_PAGES / BLOCK / 2) as usize;
     assert!(outcome.markers <= 10_000 / per_window + 20, "{outcome:?}");
+}
+
+/// Where the pages of a stream lie on several media in turn, all of them have work only if the window is wide.
+#[test]
+fn a_wide_window_is_filled_and_moved_before_it_is_empty() {
+    let window = 7 * WINDOW_PAGES;
+    let mut prefetcher = Prefetcher::new(u64::from(window), window, false);
+    let (mut end, mut marker, mut least) = (0, 0, u64::MAX);
+    for page in (0..10_000 * u64::from(BLOCK)).step_by(BLOCK as usize) {
+        if page >= end || page == marker {
+            let advice = prefetcher.fault(ThreadIndex(0), page, BLOCK, false);
+            advice.runs().iter().for_each(|run| (end, marker) = (run.start + run.pages, run.marker));
+        }
+        assert!(end <= page + u64::from(BLOCK + window));
+        least = if page < u64::from(4 * window) { u64::MAX } else { least.min(end - page) };
+    }
+    assert!(least >= u64::from(window / 2 - BLOCK), "{least} pages ahead, of {window}");
 }
 
 #[test]
@@ -101,7 +118,7 @@ fn random_visits_yield_almost_nothing() {
 #[test]
 fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     for (wary, block, silent) in [(true, 1, 64), (true, BLOCK, 2), (false, 1, 1)] {
-        let mut prefetcher = Prefetcher::new(CAP, wary);
+        let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, wary);
         let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block, false);
         let first = (0..200).find(|turn| fault(*turn).pages() > 0);
         assert_eq!(first, Some(silent), "wary: {wary}, {block} pages a block");
@@ -121,7 +138,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
         (down, true, false, true),
         (down, false, true, false),
     ] {
-        let mut prefetcher = Prefetcher::new(CAP, false);
+        let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, false);
         let fault = |prefetcher: &mut Prefetcher, turn: i64, start: u64| {
             prefetcher.fault(ThreadIndex(0), start.wrapping_add_signed(turn * step), 1, false)
         };
@@ -137,7 +154,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
 
 #[test]
 fn all_streams_together_respect_the_cap() {
-    let mut prefetcher = Prefetcher::new(2048, false);
+    let mut prefetcher = Prefetcher::new(2048, WINDOW_PAGES, false);
     let mut frontier = [0u64; 16];
     for turn in 0..4000u64 {
         for (thread, frontier) in frontier.iter_mut().enumerate() {
@@ -154,7 +171,7 @@ fn all_streams_together_respect_the_cap() {
 
 #[test]
 fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
-    let mut prefetcher = Prefetcher::new(CAP, false);
+    let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, false);
     let mut end = 0;
     for number in 0..100u64 {
         let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK, false);
@@ -171,11 +188,11 @@ proptest! {
         faults in proptest::collection::vec((any::<u16>(), prop_oneof![0..5000u64, any::<u64>()], 0..10u32), 0..500),
         cap in 0..100_000u64,
     ) {
-        let mut prefetcher = Prefetcher::new(cap, false);
+        let mut prefetcher = Prefetcher::new(cap, WINDOW_PAGES, false);
         for (thread, page, order) in faults {
             let page = page >> 12;
             let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order, false);
-            prop_assert!(advice.pages() <= u64::from(WINDOW_MAX).min(cap));
+            prop_assert!(advice.pages() <= u64::from(WINDOW_PAGES).min(cap));
             for run in advice.runs() {
                 prop_assert!(run.pages > 0 && run.start.checked_add(run.pages).is_some());
                 prop_assert!(page < run.start || page >= run.start + run.pages);

@@ -39,6 +39,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 use super::event::{Event, Reader};
 use crate::engine::Settings;
+use crate::prefetch::WINDOW_PAGES;
 
 /// The version of the format, events included. A change of any byte's meaning is a new version.
 pub const VERSION: u32 = 2;
@@ -83,7 +84,7 @@ pub struct Header {
 impl Header {
     /// The header's bytes. Texts that are too long are cut.
     pub fn bytes(&self) -> [u8; HEADER_BYTES] {
-        let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_max, seals, fetch_cost } =
+        let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_max, seals, fetch_cost, window_pages } =
             self.settings;
         let flags = u32::from(prefetch) * PREFETCH + u32::from(elastic) * ELASTIC + u32::from(seals) * SEALS;
         let mut bytes = [0; HEADER_BYTES];
@@ -94,6 +95,7 @@ impl Header {
         bytes[24..28].copy_from_slice(&tier_slabs.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.pid.to_le_bytes());
         bytes[64..68].copy_from_slice(&copied_pages_max.to_le_bytes());
+        bytes[68..72].copy_from_slice(&(window_pages.saturating_sub(WINDOW_PAGES)).to_le_bytes());
         bytes[72..80].copy_from_slice(&fetch_cost.to_le_bytes());
         for (text, range) in [(&self.policy, 32..48), (&self.release, 48..64), (&self.program, 80..184)] {
             let mut end = text.len().min(range.len());
@@ -137,6 +139,7 @@ impl Header {
             copied_pages_max: u32::from_le_bytes(number(bytes, 64)),
             seals: flags & SEALS != 0,
             fetch_cost: u64::from_le_bytes(number(bytes, 72)),
+            window_pages: WINDOW_PAGES.saturating_add(u32::from_le_bytes(number(bytes, 68))),
         };
         let pid = u32::from_le_bytes(number(bytes, 28));
         Ok(Header { settings, policy: text(32..48), pid, release: text(48..64), program: text(80..184) })

@@ -19,8 +19,8 @@ use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tiers::{Completion, Disposition, Operation, Request, TierFailure, TierQueue, Wait};
 
-use super::QUEUE_DEPTH;
 use super::frames::check_arrival;
+use super::queue_depth;
 use crate::abort::{Number, say};
 use crate::frame_area::FrameArea;
 use crate::pager::Pager;
@@ -148,7 +148,7 @@ impl ShardView<'static> {
     /// Opens the worker's queue. To be called on the worker's own thread, because the program cannot reach that
     /// thread's descriptors.
     pub(crate) fn open_queue(self) -> Result<Queue, TierFailure> {
-        let queue = self.pager.tier.open_queue(QUEUE_DEPTH)?;
+        let queue = self.pager.tier.open_queue(queue_depth(&*self.pager.tier, self.shard.budget_pages_max))?;
         Ok(Queue { queue, pager: self.pager, area: &self.shard.area, written: 0 })
     }
 }

@@ -94,6 +94,14 @@ fn arrays_pass_the_suite() {
 }
 
 #[test]
+fn every_donor_of_a_stream_needs_its_share_in_flight() {
+    for (donors, mib) in [(1, 8), (2, 16), (7, 56), (20, 64)] {
+        assert_eq!(array_of(&members(donors), 1).busy_bytes(), mib << 20, "{donors} donors");
+    }
+    assert_eq!(parity_of(&members(5), 4, 1).busy_bytes(), 4 << 20, "each block is on all of them");
+}
+
+#[test]
 fn slabs_are_spread_and_copies_are_with_different_members() {
     let striped = members(2);
     let array = array_of(&striped, 1);
