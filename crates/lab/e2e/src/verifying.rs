@@ -20,9 +20,9 @@ const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Writes and verifies whole pages at random until the file named by its first argument appears, then verifies all of
-/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. With a third argument,
-/// it discards pages that it could not access, and fills them again. Prints how many pages were wrong, how many accesses
-/// were errors, and how long the longest step took, in milliseconds.
+/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. With a third
+/// argument, it discards pages that it could not access, and fills them again. Prints how many pages were wrong, how
+/// many accesses were errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
 #include <signal.h>

@@ -43,8 +43,8 @@ const QUEUE_DEPTH: u32 = 32;
 /// The greatest number for a tier of several media.
 const QUEUE_DEPTH_WIDE: u32 = 512;
 
-/// The maximum number of transfers in flight of a worker with this budget: as many as read-ahead asks for. Each takes some
-/// kilobytes, so a small budget must not have many.
+/// The maximum number of transfers in flight of a worker with this budget: as many as read-ahead asks for. Each takes
+/// some kilobytes, so a small budget must not have many.
 pub(crate) fn queue_depth(tier: &dyn Tier, budget_pages: u64) -> u32 {
     let ahead_pages = (tier.busy_bytes() / PAGE_BYTES).min(budget_pages / WIDE_AHEAD_PART);
     let blocks = ahead_pages / u64::from(Order::DEFAULT.pages());

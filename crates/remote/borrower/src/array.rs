@@ -87,9 +87,8 @@ const REACHED: usize = 0;
 const DEGRADED: usize = 1;
 
 /// The bytes of a stream that must be in flight for each donor. Half of a stream's window has arrived when it is moved,
-/// and the slabs that follow each other in memory got their places in the order in which they were written back, so some
-/// donors have several of them. Over four cables of 100 MB/s, two slabs for each donor gave 0.63 of the cables' sum, and
-/// four gave 0.82.
+/// and neighbouring slabs may be at one donor, because slabs get their places in the order of write-back. Over four
+/// cables of 100 MB/s, two slabs for each donor gave 0.63 of the cables' sum, and four gave 0.78 and 0.82.
 const BUSY_BYTES_PER_DONOR: u64 = 4 * SLAB_BYTES;
 /// More donors than these are not kept busy by one stream: its window takes a part of the budget. A choice.
 const BUSY_DONORS_MAX: u64 = 8;

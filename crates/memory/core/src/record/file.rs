@@ -84,8 +84,16 @@ pub struct Header {
 impl Header {
     /// The header's bytes. Texts that are too long are cut.
     pub fn bytes(&self) -> [u8; HEADER_BYTES] {
-        let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_max, seals, fetch_cost, window_pages } =
-            self.settings;
+        let Settings {
+            budget_pages,
+            tier_slabs,
+            prefetch,
+            elastic,
+            copied_pages_max,
+            seals,
+            fetch_cost,
+            window_pages: window,
+        } = self.settings;
         let flags = u32::from(prefetch) * PREFETCH + u32::from(elastic) * ELASTIC + u32::from(seals) * SEALS;
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -95,7 +103,7 @@ impl Header {
         bytes[24..28].copy_from_slice(&tier_slabs.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.pid.to_le_bytes());
         bytes[64..68].copy_from_slice(&copied_pages_max.to_le_bytes());
-        bytes[68..72].copy_from_slice(&(window_pages.saturating_sub(WINDOW_PAGES)).to_le_bytes());
+        bytes[68..72].copy_from_slice(&(window.saturating_sub(WINDOW_PAGES)).to_le_bytes());
         bytes[72..80].copy_from_slice(&fetch_cost.to_le_bytes());
         for (text, range) in [(&self.policy, 32..48), (&self.release, 48..64), (&self.program, 80..184)] {
             let mut end = text.len().min(range.len());
