@@ -38,6 +38,7 @@ pub struct Builder {
     block_size: Option<String>,
     recording: Option<String>,
     directory: Option<PathBuf>,
+    refuses_system_calls: bool,
 }
 
 impl Builder {
@@ -85,6 +86,18 @@ impl Builder {
         self
     }
 
+    /// Makes each thread fetch what it touches itself, instead of a thread of the space. A touch of evicted memory then
+    /// takes the thread no wake-ups: 16 us instead of 55 us on a virtual machine with a device of 5 us, and half the
+    /// CPU time.
+    ///
+    /// In return, the space does not [serve system calls](Space::serves_system_calls): a call that is given evicted
+    /// memory fails with EFAULT, unless the range is [pinned](crate::Mapping::pin). And a thread that touches the
+    /// memory must not block SIGBUS.
+    pub fn without_system_calls(mut self) -> Self {
+        self.refuses_system_calls = true;
+        self
+    }
+
     /// Opens the space, with nothing mapped yet.
     pub fn open(self) -> Result<Space, OpenError> {
         let dram = self.dram.ok_or(OpenError::NoDram)?;
@@ -104,6 +117,7 @@ impl Builder {
             policy: policy.unwrap_or(PolicyName::ALL[0]),
             tier: Box::new(tier),
             way: None,
+            system_calls: !self.refuses_system_calls,
             prefetch: true,
             record: self.recording,
         };

@@ -37,9 +37,10 @@
 //!
 //! # System calls
 //!
-//! If [`Space::serves_system_calls`], memory of the space can be passed to system calls like any other. Otherwise (the
-//! process may not receive the kernel's own faults) a call that touches an evicted page fails with EFAULT: [pin] the
-//! range first, or copy.
+//! If [`Space::serves_system_calls`], memory of the space can be passed to system calls like any other. Otherwise a
+//! call that touches an evicted page fails with EFAULT: [pin] the range first, or copy. Either this process may not
+//! receive the kernel's own faults, or the space was opened [without](Builder::without_system_calls), for faster
+//! touches.
 //!
 //! [pin]: Mapping::pin
 //!

@@ -120,7 +120,8 @@ impl Space {
     }
 
     /// Returns whether system calls may use memory of the space that is not resident. It depends on what this process
-    /// may do: see userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`.
+    /// may do (see userfaultfd(2), `/dev/userfaultfd` and `vm.unprivileged_userfaultfd`), and is false for a space
+    /// opened [without](crate::Builder::without_system_calls).
     pub fn serves_system_calls(&self) -> bool {
         self.shared.memory.serves_system_calls()
     }

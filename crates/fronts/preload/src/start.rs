@@ -138,6 +138,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         shards,
         prefetch,
         record,
+        may_listen: true,
         time_lock,
         program,
     };

@@ -94,6 +94,9 @@ pub struct Args {
     /// The tier, as for `aquifer run`
     #[arg(long, value_name = "SPEC")]
     pub tier: Option<String>,
+    /// Let each thread resolve its own faults, since no system call uses the memory
+    #[arg(long)]
+    pub without_system_calls: bool,
     /// Bytes of the items
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub bytes: ByteSize,

@@ -42,8 +42,9 @@ impl Memory {
         let dram_bytes = args.dram.ok_or_else(|| missing("--dram SIZE"))?.0;
         let tier = args.tier.as_deref().ok_or_else(|| missing("--tier SPEC"))?;
         let budget = dram_bytes.saturating_sub(ordinary_bytes);
-        let space = Space::builder().dram(budget.to_string()).tier(tier).open();
-        let space = space.map_err(|error| {
+        let builder = Space::builder().dram(budget.to_string()).tier(tier);
+        let builder = if args.without_system_calls { builder.without_system_calls() } else { builder };
+        let space = builder.open().map_err(|error| {
             Failure::of(&format!("a space with {budget} of {dram_bytes} bytes, beside ordinary memory"), error)
         })?;
         let mapping = space.map(words * 8)?;

@@ -84,6 +84,9 @@ pub struct SpaceSettings {
     pub tier: Box<dyn Tier>,
     /// How pages are exchanged; `None` selects the best way that the kernel supports.
     pub way: Option<Way>,
+    /// Whether system calls may use memory that is not resident, if this process may serve them. Otherwise each thread
+    /// resolves its own faults.
+    pub system_calls: bool,
     /// Whether to read ahead.
     pub prefetch: bool,
     /// Where to record the engine's calls: a file that is made, or is empty. While it is recorded, the space has all of
@@ -129,6 +132,7 @@ impl MemorySpace {
             family: Arc::new(family),
             ledger: None,
             way: settings.way,
+            may_listen: settings.system_calls,
             prefetch: settings.prefetch,
             record: settings.record,
             time_lock: false,
@@ -238,7 +242,7 @@ impl MemorySpace {
         self.pager.failure().map_or(Ok(()), |fatal| Err(SpaceFailure::Ended(fatal)))
     }
 
-    /// By a listener if there can be one: then system calls may use the memory, too.
+    /// By a listener if there is one: then system calls may use the memory, too.
     fn delivery(&self) -> Delivery {
         if self.pager.listener_uffd().is_some() { Delivery::Listener } else { Delivery::Signal }
     }

@@ -80,11 +80,12 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    pub(crate) fn open(found: Features, owner: Owner) -> Result<Self, StartFailure> {
+    /// A listener's are among them if it `may_listen` and this process may have one.
+    pub(crate) fn open(found: Features, owner: Owner, may_listen: bool) -> Result<Self, StartFailure> {
         let features = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found.0;
         let signal = Uffd::open(features | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
         // A listener reports a lost page by poisoning it. Otherwise it could only end the process.
-        let may_listen = owner == Owner::Program || found.can_poison();
+        let may_listen = may_listen && (owner == Owner::Program || found.can_poison());
         let listen = || Uffd::open(features | (feature::THREAD_ID & found.0), true).ok().map(Uffd::kept);
         let listener = may_listen.then(listen).flatten();
         let readiness = listener.as_ref().map(|uffd| Readiness::of(uffd.descriptor())).transpose();

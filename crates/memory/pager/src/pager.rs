@@ -73,6 +73,8 @@ pub struct Settings {
     pub ledger: Option<&'static Ledger>,
     /// How pages are exchanged; `None` selects the best way that the kernel supports.
     pub way: Option<Way>,
+    /// Whether listeners may resolve faults, if this process may have any. Without them, all delivery is by signal.
+    pub may_listen: bool,
     /// Whether to read ahead.
     pub prefetch: bool,
     /// The path at which to record the calls into the engine, if any.
@@ -259,7 +261,8 @@ impl Pager {
         crate::planted::prepare();
         let found = Features::probe()?;
         let way = found.way(settings.way)?;
-        let Descriptors { signal, listener, readiness, features } = Descriptors::open(found, settings.owner)?;
+        let Descriptors { signal, listener, readiness, features } =
+            Descriptors::open(found, settings.owner, settings.may_listen)?;
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let shards = shards_of(&settings, budget_pages);
         let stripes = Stripes::new(shards, budget_pages);
@@ -438,6 +441,7 @@ pub(crate) mod tests {
             way: None,
             prefetch: true,
             record: None,
+            may_listen: true,
             time_lock: false,
             program: String::new(),
         };

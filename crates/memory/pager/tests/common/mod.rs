@@ -25,6 +25,7 @@ pub fn settings(tier: &str) -> SpaceSettings {
         policy: PolicyName::ALL[0],
         tier: open_levels(&levels).expect("it can be opened"),
         way: None,
+        system_calls: true,
         prefetch: true,
         record: None,
     }
