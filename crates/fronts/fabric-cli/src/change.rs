@@ -33,7 +33,9 @@ fn plan_text(plan: &Value) -> String {
     if text.is_empty() {
         text.push_str("nothing changes\n");
     }
-    text.extend(lines("Steps").map(|line| format!("step    {line}\n")));
+    // Managers of an older version have only the steps with the ids of volumes.
+    let steps = if plan["NamedSteps"].is_array() { "NamedSteps" } else { "Steps" };
+    text.extend(lines(steps).map(|line| format!("step    {line}\n")));
     text.extend(lines("Remarks").map(|line| format!("remark  {line}\n")));
     text
 }

@@ -195,8 +195,26 @@ fn give(made: &Path, directory: &Path) -> io::Result<()> {
     File::sync_all(&file)
 }
 
+/// Lets a group read a file that was just made, under no other name.
+fn show_group(made: &Path, group: u32) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(made)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "another user has replaced it"));
+    }
+    if found.gid() != group {
+        fchown(&file, None, Some(group))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(0o640))
+}
+
+/// Writes a file. One that it replaces may have been readable for the group, through which programs of other users read
+/// an agent's files: then the new one is, too.
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    replace(path, text).and_then(|()| give(path, above(path))).map_err(|error| {
+    let old = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    let group = old.filter(|old| old.mode() & 0o040 != 0).map(|old| old.gid());
+    let placed = replace(path, text).and_then(|()| group.map_or(Ok(()), |group| show_group(path, group)));
+    placed.and_then(|()| give(path, above(path))).map_err(|error| {
         failed(format!("{} cannot be written: {error}; free space, and join with another token", path.display()))
     })
 }

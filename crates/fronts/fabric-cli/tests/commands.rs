@@ -142,7 +142,11 @@ fn a_declaration_is_planned_compared_applied_and_exported() {
     assert!(stdout(&differs).contains("log") && stdout(&differs).lines().count() == 2, "{}", stdout(&differs));
     let plan = rack.done(&["plan", &other]);
     assert!(plan.starts_with(&stdout(&differs)) && plan.contains("step    "), "{plan}");
-    // Steps name the volume's id, which each plan draws again.
+    let is_named = |line: &&str| line.starts_with("step    ") && line.contains(" for log/");
+    assert!(plan.lines().any(|line| is_named(&line)), "people know volumes by name: {plan}");
+    // With --json, steps have the volume's id, which each plan draws again.
+    let steps = rack.json(&["plan", &other])["Steps"].to_string();
+    assert!(steps.contains(" lends ") && !steps.contains("for log/"), "{steps}");
     let dry = rack.done(&["apply", &other, "--dry-run"]);
     assert!(dry.starts_with(&stdout(&differs)) && dry.lines().count() == plan.lines().count(), "{dry}");
     assert_eq!(volume(&rack, "log"), None, "plans, differences and dry runs change nothing");

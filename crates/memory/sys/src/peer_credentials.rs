@@ -10,6 +10,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 
+/// What the kernel shows for users that a user namespace does not have, unless an administrator has changed it.
+const OVERFLOW_UID: u32 = 65_534;
+
 /// The process that connected, or that listened; or made the pair of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
@@ -41,6 +44,14 @@ impl PeerCredentials {
         let libc::ucred { pid, uid, gid } = unsafe { found.assume_init() };
         Ok(PeerCredentials { pid: u32::try_from(pid).unwrap_or(0), uid, gid })
     }
+
+    /// The user, unless the number stands for all users that this process's user namespace does not have
+    /// (user_namespaces(7)): files of any of them would seem to be this one's.
+    pub fn known_user(&self) -> Option<u32> {
+        let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+        let overflow = overflow.and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID);
+        (self.uid != overflow).then_some(self.uid)
+    }
 }
 
 #[cfg(test)]
@@ -57,6 +68,14 @@ mod tests {
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         assert_eq!(found, PeerCredentials { pid: std::process::id(), uid, gid });
         assert_eq!(PeerCredentials::of(&other).expect("they are connected"), found);
+    }
+
+    #[test]
+    fn the_number_for_all_foreign_users_is_no_user() {
+        let of = |uid| PeerCredentials { pid: 1, uid, gid: 1 }.known_user();
+        let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").expect("every kernel has one");
+        assert_eq!(of(overflow.trim().parse().expect("a number")), None);
+        assert_eq!([of(0), of(990)], [Some(0), Some(990)]);
     }
 
     #[test]

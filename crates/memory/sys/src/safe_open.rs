@@ -5,14 +5,15 @@
 //!
 //! [`objection`] decides, and is pure; everything else here collects the facts for it from the open descriptor, so that
 //! nobody can exchange the file between the check and the use. As owners, only the process's own user and root are
-//! accepted, except for signed files: their readers check the signature, so the only harm that an owner can do is to
-//! keep an older file that is still valid. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky
-//! directories.
+//! accepted, with two exceptions. Signed files: their readers check the signature, so the only harm that an owner can
+//! do is to keep an older file that is still valid. And files that a service has named ([`open_kept`]): the process has
+//! checked as which user the service runs, and follows its words anyhow. See open(2), fstat(2), and path_resolution(7)
+//! on symbolic links in sticky directories.
 //!
 //! | file                                | owner         | mode                                                       |
 //! |-------------------------------------|---------------|------------------------------------------------------------|
 //! | memory, recordings (`Memory`)       | own or root   | nothing for group and others                               |
-//! | private keys (`PrivateKey`)         | own or root   | the same, but root's may be group-readable                 |
+//! | private keys (`PrivateKey`)         | own or root   | the same, but root's and a service's may be group-readable |
 //! | inputs (`Input`), statistics (`Output`) | own or root | not writable for group and others                    |
 //! | signed files (`Signed`)             | any           | the same; own or root where others can write               |
 //! | directories                         | own or root   | not writable for group and others, unless sticky           |
@@ -32,7 +33,7 @@ use std::path::{Path, PathBuf};
 
 mod open;
 
-pub use open::{check_owner, open};
+pub use open::{check_owner, effective_user, open, open_kept};
 
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +73,8 @@ pub struct User {
     pub uid: u32,
     /// The group that may use disks on this system, if there is one.
     pub disk_group: Option<u32>,
+    /// The user of the service that named the file and keeps it, if a service did.
+    pub service: Option<u32>,
 }
 
 /// Why a file is refused.
@@ -100,7 +103,8 @@ pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objecti
         return Some(Objection::SymbolicLink);
     }
     let is_anyones = purpose == Purpose::Signed && kind == libc::S_IFREG && !facts.in_shared_directory;
-    if facts.uid != user.uid && facts.uid != 0 && !is_anyones {
+    let is_services = user.service == Some(facts.uid);
+    if facts.uid != user.uid && facts.uid != 0 && !is_services && !is_anyones {
         return Some(Objection::Owner(facts.uid));
     }
     if kind == libc::S_IFDIR {
@@ -108,7 +112,7 @@ pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objecti
     }
     let forbidden = match purpose {
         Purpose::Memory if kind == libc::S_IFBLK && user.disk_group == Some(facts.gid) => 0o007,
-        Purpose::PrivateKey if facts.uid == 0 => 0o037,
+        Purpose::PrivateKey if facts.uid == 0 || is_services => 0o037,
         Purpose::Memory | Purpose::PrivateKey => 0o077,
         Purpose::Input | Purpose::Output | Purpose::Signed => 0o022,
     };
@@ -208,8 +212,14 @@ fn facts(file: &File, in_shared_directory: bool) -> io::Result<Facts> {
 }
 
 /// Checks an open file.
-fn check(path: &Path, purpose: Purpose, file: &File, in_shared_directory: bool) -> Result<(), OpenFailure> {
-    let user = open::user();
+fn check(
+    path: &Path,
+    purpose: Purpose,
+    file: &File,
+    in_shared_directory: bool,
+    service: Option<u32>,
+) -> Result<(), OpenFailure> {
+    let user = User { service, ..open::user() };
     let refused = objection(purpose, &facts(file, in_shared_directory)?, &user);
     refused.map_or(Ok(()), |objection| {
         Err(OpenFailure::Objected(Objected { path: path.into(), objection, uid: user.uid }))

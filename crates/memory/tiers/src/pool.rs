@@ -17,9 +17,10 @@ mod follower;
 mod link;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fmt, io};
+use std::{fmt, fs, io};
 
 use aquifer_agent_wire::{Denial, NotAFrame, View};
 use aquifer_borrower::{Array, DATA_SHARDS, POSITIONS, Redundancy, VolumeTierSpec};
@@ -61,10 +62,17 @@ pub(crate) enum PoolFailure {
 impl fmt::Display for PoolFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Agent { agent, source } if source.kind() == io::ErrorKind::PermissionDenied => write!(
+                f,
+                "this user may not use the agent at {0}: {source}; add the user to the group of that socket ('usermod \
+                 --append --groups {1} USER', then log in again), or name another agent with agent=SOCKET",
+                agent.display(),
+                group_of(agent)
+            ),
             Self::Agent { agent, source } => write!(
                 f,
-                "no agent answers at {}: {source}; start one there with 'aquifer agent', name its socket with agent=SOCKET, \
-                 or have the user added to the group of the socket",
+                "no agent answers at {}: {source}; start one there with 'aquifer agent', or name its socket with \
+                 agent=SOCKET",
                 agent.display()
             ),
             Self::Denied { volume, denial } => write!(f, "the volume {volume} cannot be used: {denial}"),
@@ -85,6 +93,16 @@ impl fmt::Display for PoolFailure {
     }
 }
 
+/// The name of a file's group, or its number.
+fn group_of(path: &Path) -> String {
+    let Ok(found) = fs::metadata(path) else { return "GROUP".to_owned() };
+    let number = found.gid().to_string();
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let mut fields = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let named = fields.find(|fields| fields.get(2) == Some(&number.as_str()));
+    named.map_or(number.clone(), |fields| fields[0].to_owned())
+}
+
 impl Error for PoolFailure {}
 
 impl From<PoolFailure> for OpenFailure {
@@ -102,8 +120,8 @@ pub struct Pool {
 impl Pool {
     /// Asks the agent for the volume, and greets its donors.
     pub fn open(spec: &PoolSpec) -> Result<Pool, OpenFailure> {
-        let (follower, view) = Follower::open(spec)?;
-        let array = volume_of(spec, &view).and_then(|volume| Ok(Array::open_volume(&volume)?));
+        let (follower, view, service) = Follower::open(spec)?;
+        let array = volume_of(spec, &view, service).and_then(|volume| Ok(Array::open_volume(&volume)?));
         match array {
             Ok(array) => Ok(Pool { array, follower }),
             Err(failure) => {
@@ -115,8 +133,8 @@ impl Pool {
 
     /// Refuses a volume that the agent does not give to this user.
     pub fn check_place(spec: &PoolSpec) -> Result<(), OpenFailure> {
-        let (follower, view) = Follower::open(spec)?;
-        let volume = volume_of(spec, &view);
+        let (follower, view, service) = Follower::open(spec)?;
+        let volume = volume_of(spec, &view, service);
         follower.close();
         volume.map(|_| ())
     }
@@ -126,8 +144,8 @@ impl Pool {
         if spec.tree.is_none() {
             return;
         }
-        if let Ok((follower, view)) = Follower::open(spec) {
-            if let Ok(volume) = volume_of(spec, &view) {
+        if let Ok((follower, view, service)) = Follower::open(spec) {
+            if let Ok(volume) = volume_of(spec, &view, service) {
                 Array::report_volume_exit(&volume);
             }
             follower.close();
@@ -135,8 +153,8 @@ impl Pool {
     }
 }
 
-/// The array that a view describes.
-fn volume_of(spec: &PoolSpec, view: &View) -> Result<VolumeTierSpec, OpenFailure> {
+/// The array that a view describes. The agent runs as the user `service`, and its files may be that user's.
+fn volume_of(spec: &PoolSpec, view: &View, service: Option<u32>) -> Result<VolumeTierSpec, OpenFailure> {
     let volume = || spec.volume.clone();
     let redundancy = match view.redundancy {
         aquifer_agent_wire::Redundancy::None => Redundancy::Striped,
@@ -157,6 +175,7 @@ fn volume_of(spec: &PoolSpec, view: &View) -> Result<VolumeTierSpec, OpenFailure
     let files = files.map(|it| BorrowerFiles {
         identity: Files { cert: it.cert.clone(), key: it.key.clone(), ca: it.ca.clone() },
         crl: it.crl.clone(),
+        service,
     });
     let tree = spec.tree.map_or_else(random, Ok).map_err(|Errno(errno)| OpenFailure::System {
         tier: NAME,
@@ -281,6 +300,10 @@ mod tests {
             (
                 PoolFailure::Agent { agent: "/a".into(), source: io::ErrorKind::ConnectionRefused.into() },
                 "aquifer agent",
+            ),
+            (
+                PoolFailure::Agent { agent: "/a".into(), source: io::ErrorKind::PermissionDenied.into() },
+                "usermod --append --groups GROUP USER",
             ),
             (PoolFailure::Denied { volume: "db".into(), denial }, "aquifer fabric bind"),
             (

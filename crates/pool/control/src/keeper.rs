@@ -13,15 +13,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_sys::raw;
-use aquifer_tls::{Borrower, Files};
+use aquifer_sys::{raw, safe_open};
+use aquifer_tls::{Borrower, Credentials, Files};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use crate::end::{Deposed, End, Refused};
 use crate::failure::{ChannelFailure, NotAnAddress, NotStarted};
 use crate::message::{FRAME_BYTES_MAX, Message, Query, VERSION_NAMES, VERSION_NEWEST, VERSION_OLDEST};
-use crate::registration::Registration;
+use crate::registration::{Kind, Registration};
 use crate::renewal::Renewal;
 use crate::reports::Sent;
 use crate::stream::Stream;
@@ -81,6 +81,14 @@ pub struct KeeperSettings {
     pub tls: Option<Files>,
     /// What this end says about itself.
     pub registration: Registration,
+}
+
+impl KeeperSettings {
+    /// The user of this end, if it keeps its files for programs of other users: a host's agent does, and its group may
+    /// read its key.
+    fn service(&self) -> Option<u32> {
+        (self.registration.kind == Kind::Host).then(safe_open::effective_user)
+    }
 }
 
 /// How a channel stands.
@@ -144,7 +152,7 @@ impl Keeper {
         }
         if let Some(files) = &settings.tls {
             // A wrong path is reported at once. Each connection reads the files again, since certificates are renewed.
-            files.load().and_then(aquifer_tls::Credentials::for_end).map_err(NotStarted::Credentials)?;
+            files.load_kept(settings.service()).and_then(Credentials::for_end).map_err(NotStarted::Credentials)?;
         }
         let state = State { places: (0..count).map(|_| Place::default()).collect(), is_over: false };
         let shared = Arc::new(Shared { settings, log, state: Mutex::new(state), over: Condvar::new() });
@@ -269,7 +277,7 @@ impl Channel<'_> {
         };
         self.stand(ChannelStatus::Registered, None);
         registered();
-        let mut renewal = Renewal::new(self.shared.settings.tls.as_ref());
+        let mut renewal = Renewal::new(self.shared.settings.tls.as_ref(), self.shared.settings.service());
         let mut sent = Sent::default();
         loop {
             stream.within(SILENCE_MAX);
@@ -334,7 +342,7 @@ impl Channel<'_> {
         let tls = match &self.shared.settings.tls {
             None => None,
             Some(files) => {
-                let config = files.load().and_then(aquifer_tls::Credentials::for_end);
+                let config = files.load_kept(self.shared.settings.service()).and_then(Credentials::for_end);
                 let config =
                     config.map_err(|failure| ChannelFailure::Io(std::io::Error::other(failure.to_string())))?;
                 Some((config, Borrower::name(host).ok_or(ChannelFailure::NoAddress)?))

@@ -21,13 +21,15 @@ use crate::end::Refused;
 /// The renewal of an end's certificate over one connection.
 pub(crate) struct Renewal<'a> {
     files: Option<&'a Files>,
+    /// The user of a service that keeps the files for programs of other users.
+    service: Option<u32>,
     /// The request that was sent last.
     pending: Option<Request>,
 }
 
 impl<'a> Renewal<'a> {
-    pub(crate) fn new(files: Option<&'a Files>) -> Renewal<'a> {
-        Renewal { files, pending: None }
+    pub(crate) fn new(files: Option<&'a Files>, service: Option<u32>) -> Renewal<'a> {
+        Renewal { files, service, pending: None }
     }
 
     fn files(&self) -> Result<&'a Files, Refused> {
@@ -68,7 +70,8 @@ impl<'a> Renewal<'a> {
         let written = replace(&new.cert, &text).map_err(|error| unwritable(&files.cert, &error));
         let owned =
             written.and_then(|()| keep_rights(&files.cert, &new.cert).map_err(|error| unwritable(&files.cert, &error)));
-        let checked = owned.and_then(|()| new.load().and_then(Credentials::for_end).map_err(Refused::new));
+        let checked =
+            owned.and_then(|()| new.load_kept(self.service).and_then(Credentials::for_end).map_err(Refused::new));
         let placed =
             checked.and_then(|_| fs::rename(&new.cert, &files.cert).map_err(|error| unwritable(&files.cert, &error)));
         if placed.is_err() {

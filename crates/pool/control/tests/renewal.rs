@@ -23,7 +23,7 @@ use aquifer_control::{
 };
 use aquifer_fabric::{Command, DonorReport, Millis, Term};
 use aquifer_tls::Files;
-use ends::{Lines, donor, has_line, listen, log, registration, report, wait_until};
+use ends::{Lines, Noted, donor, has_line, host, keep, listen, log, registration, report, wait_until};
 
 const DOMAIN: &str = "pool.internal";
 
@@ -191,6 +191,24 @@ fn a_certificate_is_renewed_while_the_channel_works() {
         });
         report(&site.registrar, &donor(name), 1);
     }
+    site.finish();
+}
+
+/// Programs of other users read a host's key through its group. As root, this shows the mode alone.
+#[test]
+fn a_hosts_renewed_key_is_as_readable_for_its_group_as_the_old_one() {
+    let site = Site::new("group");
+    site.issuing.is_due.store(true, Ordering::Relaxed);
+    let files = site.join(SubjectKind::Host, "h1", false);
+    fs::set_permissions(&files.cert, fs::Permissions::from_mode(0o640)).expect("ours");
+    let before = serial(&files);
+    let (keeper, lines) = keep(&Noted::new(Kind::Host), "h1", &[site.registrar.address()], Some(&files));
+    wait_until("it is renewed", || {
+        report(&site.registrar, &host("h1"), 1);
+        serial(&files) != before && has_line(&lines, "has renewed the certificate")
+    });
+    assert_eq!(fs::metadata(&files.cert).expect("there").permissions().mode() & 0o777, 0o640);
+    drop(keeper);
     site.finish();
 }
 

@@ -149,7 +149,10 @@ impl fmt::Display for CredentialFailure {
             CredentialFailure::Unreadable(file, error) => {
                 let remedy = match error.kind() {
                     io::ErrorKind::NotFound => "check the path",
-                    io::ErrorKind::PermissionDenied => "make it readable for this user",
+                    io::ErrorKind::PermissionDenied => {
+                        "make it readable for this user, or add the user to the group that can read it \
+                         (usermod --append --groups)"
+                    }
                     _ => "give another file",
                 };
                 write!(f, "{file} cannot be read: {error}; {remedy}")
@@ -182,12 +185,15 @@ pub struct BorrowerFiles {
     pub identity: Files,
     /// Lists of revoked certificates, in PEM: a donor on one of them is not trusted. `None`: no list is checked.
     pub crl: Option<PathBuf>,
+    /// The user of the service that has named the files and keeps them: they may be that user's. `None`: a person has
+    /// named them.
+    pub service: Option<u32>,
 }
 
 impl From<Files> for BorrowerFiles {
     /// Without lists.
     fn from(identity: Files) -> BorrowerFiles {
-        BorrowerFiles { identity, crl: None }
+        BorrowerFiles { identity, crl: None, service: None }
     }
 }
 
@@ -213,35 +219,41 @@ impl BorrowerFiles {
         let absolute = |path: &PathBuf| path::absolute(path).unwrap_or_else(|_| path.clone());
         let Files { cert, key, ca } = &self.identity;
         let identity = Files { cert: absolute(cert), key: absolute(key), ca: absolute(ca) };
-        BorrowerFiles { identity, crl: self.crl.as_ref().map(absolute) }
+        BorrowerFiles { identity, crl: self.crl.as_ref().map(absolute), service: self.service }
     }
 
     /// Reads the files.
     pub(crate) fn load(&self) -> Result<BorrowerSide, CredentialFailure> {
-        self.identity.load().and_then(|credentials| credentials.for_borrower(self.crl.as_deref()))
+        self.identity.load_kept(self.service).and_then(|credentials| credentials.for_borrower(self.crl.as_deref()))
     }
 }
 
 impl Files {
     /// Reads the files.
     pub fn load(&self) -> Result<Credentials, CredentialFailure> {
+        self.load_kept(None)
+    }
+
+    /// The same, for files that a service keeps for programs of other users: they may belong to the user `service`, and
+    /// its group may read that user's key.
+    pub fn load_kept(&self, service: Option<u32>) -> Result<Credentials, CredentialFailure> {
         let file = |purpose, path: &Path| File { purpose, path: path.to_owned() };
         let key_file = file(Purpose::Key, &self.key);
-        let key = match PrivateKeyDer::from_pem_slice(&read(&key_file)?) {
+        let key = match PrivateKeyDer::from_pem_slice(&read(&key_file, service)?) {
             Ok(key) => key,
             Err(_) => return Err(CredentialFailure::NotPem(key_file)),
         };
         let mut roots = RootCertStore::empty();
         let ca = file(Purpose::Authority, &self.ca);
-        for certificate in certificates(&ca)? {
+        for certificate in certificates(&ca, service)? {
             roots.add(certificate).map_err(|error| CredentialFailure::Unusable(ca.clone(), error))?;
         }
-        let chain = certificates(&file(Purpose::Certificate, &self.cert))?;
+        let chain = certificates(&file(Purpose::Certificate, &self.cert), service)?;
         Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone() })
     }
 }
 
-pub(crate) fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
+pub(crate) fn read(file: &File, service: Option<u32>) -> Result<Vec<u8>, CredentialFailure> {
     use std::io::Read;
 
     let (purpose, max) = match file.purpose {
@@ -249,7 +261,7 @@ pub(crate) fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
         Purpose::Key => (safe_open::Purpose::PrivateKey, FILE_BYTES_MAX),
         Purpose::Revocations => (safe_open::Purpose::Signed, LISTS_BYTES_MAX),
     };
-    let opened = safe_open::open(&file.path, purpose, 0, 0).map_err(|failure| match failure {
+    let opened = safe_open::open_kept(&file.path, purpose, 0, 0, service).map_err(|failure| match failure {
         OpenFailure::Io(error) => CredentialFailure::Unreadable(file.clone(), error),
         OpenFailure::Objected(objected) => CredentialFailure::Objected(file.clone(), objected),
     })?;
@@ -263,8 +275,8 @@ pub(crate) fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
     }
 }
 
-fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialFailure> {
-    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&read(file)?).collect();
+fn certificates(file: &File, service: Option<u32>) -> Result<Vec<CertificateDer<'static>>, CredentialFailure> {
+    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&read(file, service)?).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         _ => Err(CredentialFailure::NotPem(file.clone())),

@@ -33,7 +33,7 @@ const YEARS_FROM: i64 = 50;
 /// certificate's, so a second one would count for nothing, even if it is the newer one. Authorities of one name have
 /// one list together, too: rustls refuses the certificates of those whose key has not signed it.
 pub(crate) fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
-    let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file)?).collect();
+    let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file, None)?).collect();
     let lists = match found {
         Ok(found) if !found.is_empty() => found,
         _ => return Err(CredentialFailure::NotPem(file.clone())),

@@ -72,12 +72,16 @@ aquifer fabric create db --size 192MiB --zone lab --class tcp
 aquifer fabric bind db h1
 aquifer fabric status --until-settled
 id=$(aquifer fabric volumes --json | grep --only-matching '\"VolumeId\":\"[0-9a-f]*\"' | cut --delimiter='\"' --fields=4)
-printf '\\n[[volume]]\\nname = \"db\"\\nid = \"%s\"\\nuids = [%s]\\n' \"$id\" \"$(id --user aquifer)\" >> /etc/aquifer/agent.toml
+printf '\\n[[volume]]\\nname = \"db\"\\nid = \"%s\"\\nuids = [%s]\\n' \"$id\" \
+    \"$(id --user aquifer), $(id --user ordinary), $(id --user outside)\" >> /etc/aquifer/agent.toml
 systemctl restart aquifer-agent
 cp /root/programs/checking /usr/local/bin/
 mkdir --mode=0777 /srv/checked
-systemd-run --unit=first --uid=aquifer aquifer run --dram 16MiB --tier pool:db -- checking /srv/checked/first 900
 ";
+/// Two users who may use the volume, one of them in the group of the agent's socket.
+const USERS: &str = "useradd ordinary; useradd outside; usermod --append --groups aquifer ordinary";
+/// As in docs/operating/certificates.md.
+const SHARE: &str = "chmod 0750 /var/lib/aquifer/agent/h1; chmod 0640 /var/lib/aquifer/agent/h1/*.pem";
 
 /// Renews at once, as root, while the units run.
 const JOIN_AGAIN: &str = "
@@ -116,6 +120,28 @@ impl Site {
         text
     }
 
+    /// Starts a program in the volume, and waits until it has filled its memory.
+    fn start(&self, unit: &str, user: &str) {
+        self.0.run(&format!(
+            "systemd-run --unit={unit} --uid={user} aquifer run --dram 16MiB --tier pool:db -- \
+             checking /srv/checked/{unit} 900"
+        ));
+        let ready = self.0.path(&format!("/srv/checked/{unit}.ready"));
+        eventually(&format!("the program {unit} of {user} has filled its memory"), || ready.exists());
+    }
+
+    /// What a user is told who cannot use the volume.
+    fn refused(&self, user: &str) -> String {
+        self.0.run(&format!(
+            "! runuser --user {user} -- aquifer run --dram 16MiB --tier pool:db -- true 2> /tmp/refused; cat /tmp/refused"
+        ))
+    }
+
+    /// The owner, the group and the mode of the agent's credentials.
+    fn rights(&self) -> String {
+        self.0.run(&format!("stat --format='%U:%G %a' {HOST} {HOST}/credentials.pem"))
+    }
+
     fn is_renewed(&self, directory: &str, aged: &str) -> bool {
         let text = self.read(&format!("{directory}/credentials.pem"));
         let found = first_of(&text).and_then(|certificate| facts(&certificate)).expect("a whole certificate");
@@ -143,9 +169,15 @@ fn a_donor_and_an_agent_renew_their_certificates_within_the_limits_of_their_unit
     for (file, text) in [("fabricd.toml", FABRICD), ("donor.conf", DONOR_CONF), ("agent.toml", AGENT)] {
         fs::write(site.0.path(&format!("/etc/aquifer/{file}")), text).expect("root may");
     }
-    site.0.run(&format!("{OPERATOR}\n{START}"));
-    let ready = site.0.path("/srv/checked/first.ready");
-    eventually("the program has filled its memory", || ready.exists());
+    site.0.run(&format!("{USERS}\n{OPERATOR}\n{START}"));
+    let refused = site.refused("ordinary");
+    assert!(refused.contains("the private key") && refused.contains("add the user to the group that can"), "{refused}");
+    site.0.run(SHARE);
+    let refused = site.refused("outside");
+    assert!(refused.contains("usermod --append --groups aquifer USER"), "{refused}");
+    site.start("first", "ordinary");
+    let rights = site.rights();
+    assert_eq!(rights.lines().collect::<Vec<_>>(), ["aquifer:aquifer 750", "aquifer:aquifer 640"]);
     let units = ["aquifer-donor", "aquifer-agent"];
     let processes = units.map(|unit| site.process(unit));
     for round in 1..=2 {
@@ -167,19 +199,17 @@ fn a_donor_and_an_agent_renew_their_certificates_within_the_limits_of_their_unit
         }
     }
     assert_eq!(units.map(|unit| site.process(unit)), processes, "they were restarted");
-    // Another program connects with the new certificate, to a donor that shows its new one.
+    assert_eq!(site.rights(), rights, "the group can read what is renewed");
+    // Other programs connect with the new certificate, to a donor that shows its new one.
     let lent = lent_bytes(&site);
-    site.0.run(
-        "systemd-run --unit=second --uid=aquifer aquifer run --dram 16MiB --tier pool:db -- \
-         checking /srv/checked/second 900",
-    );
-    let ready = site.0.path("/srv/checked/second.ready");
-    eventually("the second program has filled its memory", || ready.exists());
+    site.start("second", "ordinary");
     assert!(lent_bytes(&site) > lent);
-    site.0.run("touch /srv/checked/first /srv/checked/second");
-    for unit in ["first", "second"] {
+    site.start("third", "aquifer");
+    site.0.run("touch /srv/checked/first /srv/checked/second /srv/checked/third");
+    for unit in ["first", "second", "third"] {
         eventually("the program ends", || !site.is_active(unit));
         let said = site.0.run(&format!("journalctl --no-pager --output=cat --unit={unit}"));
         assert!(said.lines().any(|line| line.starts_with("wrong 0 lost 0 ")), "{unit}: {said}");
+        assert!(!said.contains("the private key"), "{unit} cannot read what is renewed: {said}");
     }
 }

@@ -17,6 +17,18 @@ use super::{Objected, Objection, OpenFailure, Purpose, User, check, is_own_descr
 ///
 /// A new file gets the mode `mode`, less the bits that umask(2) removes.
 pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File, OpenFailure> {
+    open_kept(path, purpose, flags, mode, None)
+}
+
+/// The same, for a file that a service of this machine has named and keeps: it may also belong to the user `service`. A
+/// private key of that user may be readable for its group, through which programs of other users read it.
+pub fn open_kept(
+    path: &Path,
+    purpose: Purpose,
+    flags: i32,
+    mode: u32,
+    service: Option<u32>,
+) -> Result<File, OpenFailure> {
     debug_assert!(flags & libc::O_TRUNC == 0, "a file is judged before it is changed");
     if is_own_descriptor(path) {
         return Ok(open_in(libc::AT_FDCWD, path.as_os_str(), flags, mode)?);
@@ -24,7 +36,7 @@ pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File
     let Some(Component::Normal(name)) = path.components().next_back() else {
         // `/`, `.` or `..`: a directory, whatever its name.
         let file = open_in(libc::AT_FDCWD, path.as_os_str(), flags, mode)?;
-        return check(path, purpose, &file, false).map(|()| file);
+        return check(path, purpose, &file, false, service).map(|()| file);
     };
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -39,7 +51,7 @@ pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File
         let is_link = shared && may_be_link && path.is_symlink();
         if is_link { objected(path, Objection::SymbolicLink) } else { OpenFailure::Io(error) }
     })?;
-    check(path, purpose, &file, shared).map(|()| file)
+    check(path, purpose, &file, shared, service).map(|()| file)
 }
 
 /// Refuses an open file that another user created: for descriptors that came from elsewhere and have no path.
@@ -71,12 +83,17 @@ fn open_in(directory: i32, name: &OsStr, flags: i32, mode: u32) -> io::Result<Fi
     }
 }
 
+/// The process's effective user.
+pub fn effective_user() -> u32 {
+    // SAFETY: geteuid(2) takes and changes nothing.
+    unsafe { libc::geteuid() }
+}
+
 /// The user on whose behalf this process opens files.
 pub(super) fn user() -> User {
-    // SAFETY: geteuid(2) takes and changes nothing.
-    let uid = unsafe { libc::geteuid() };
+    let uid = effective_user();
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    User { uid, disk_group: disk_group(&groups) }
+    User { uid, disk_group: disk_group(&groups), service: None }
 }
 
 /// The group `disk` in a group(5) file.

@@ -50,7 +50,7 @@ fn the_table_of_owners_and_rights() {
         (output, libc::S_IFIFO, 0o600, OTHER, 0, owner),
     ] {
         let facts = Facts { mode: kind | rights, uid, gid, links: 1, in_shared_directory: false };
-        let user = User { uid: ME, disk_group: Some(DISK) };
+        let user = User { uid: ME, disk_group: Some(DISK), service: None };
         assert_eq!(objection(purpose, &facts, &user), expected, "{purpose:?} {facts:?}");
     }
 }
@@ -70,14 +70,44 @@ fn a_signed_file_may_be_anyones_where_nobody_else_can_write() {
         (fifo, 0o644, OTHER, false, owner),
     ] {
         let facts = Facts { mode: kind | rights, uid, gid: ME, links: 1, in_shared_directory };
-        let user = User { uid: ME, disk_group: None };
+        let user = User { uid: ME, disk_group: None, service: None };
         assert_eq!(objection(Purpose::Signed, &facts, &user), expected, "{facts:?}");
+    }
+}
+
+/// The agent's user keeps the files that programs of other users borrow with. Only the owner is judged differently.
+#[test]
+fn what_a_service_has_named_may_be_the_services_and_nobody_elses() {
+    const AGENT: u32 = 990;
+    let (regular, key, input) = (libc::S_IFREG, Purpose::PrivateKey, Purpose::Input);
+    let (owner, write) = (|uid| Some(Objection::Owner(uid)), Some(Objection::OthersWrite));
+    let read = |mode| Some(Objection::OthersRead(regular | mode));
+    for (purpose, rights, uid, me, service, expected) in [
+        (key, 0o600, AGENT, ME, Some(AGENT), None),
+        (key, 0o640, AGENT, ME, Some(AGENT), None),
+        (key, 0o640, AGENT, AGENT, Some(AGENT), None),
+        (key, 0o640, AGENT, AGENT, None, read(0o640)),
+        (key, 0o640, AGENT, ME, None, owner(AGENT)),
+        (key, 0o644, AGENT, ME, Some(AGENT), read(0o644)),
+        (key, 0o660, AGENT, ME, Some(AGENT), write),
+        (key, 0o600, OTHER, ME, Some(AGENT), owner(OTHER)),
+        (key, 0o640, ME, ME, Some(AGENT), read(0o640)),
+        (key, 0o640, 0, ME, Some(AGENT), None),
+        (input, 0o644, AGENT, ME, Some(AGENT), None),
+        (input, 0o644, AGENT, ME, None, owner(AGENT)),
+        (input, 0o664, AGENT, ME, Some(AGENT), write),
+        (input, 0o646, AGENT, ME, Some(AGENT), write),
+        (input, 0o644, OTHER, ME, Some(AGENT), owner(OTHER)),
+    ] {
+        let facts = Facts { mode: regular | rights, uid, gid: ME, links: 1, in_shared_directory: false };
+        let user = User { uid: me, disk_group: None, service };
+        assert_eq!(objection(purpose, &facts, &user), expected, "{purpose:?} {facts:?} {user:?}");
     }
 }
 
 #[test]
 fn a_second_name_counts_where_others_can_write() {
-    let user = User { uid: ME, disk_group: None };
+    let user = User { uid: ME, disk_group: None, service: None };
     let facts = |links, in_shared_directory| Facts {
         mode: libc::S_IFREG | 0o600,
         uid: ME,

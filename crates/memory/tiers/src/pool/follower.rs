@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_agent_wire::{Answer, MemberProgress, NotAFrame, Request, SESSION_MAX, View};
 use aquifer_borrower::Array;
+use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
 
@@ -65,8 +66,8 @@ struct Following {
 }
 
 impl Follower {
-    /// Opens the volume, and waits for the first view.
-    pub(super) fn open(spec: &PoolSpec) -> Result<(Follower, View), OpenFailure> {
+    /// Opens the volume, and waits for the first view. Returns also as which user the agent runs, if that is known.
+    pub(super) fn open(spec: &PoolSpec) -> Result<(Follower, View, Option<u32>), OpenFailure> {
         let failed = |source| PoolFailure::Agent { agent: spec.agent.clone(), source };
         let drawn = random().map_err(|errno| failed(io::Error::from_raw_os_error(errno.0)))?;
         let session = drawn & SESSION_MAX;
@@ -74,6 +75,7 @@ impl Follower {
         let follower = Follower { use_of, state: Mutex::new(None) };
         let mut link = follower.use_of.connect(Vec::new()).map_err(failed)?;
         link.stream().and_then(|stream| stream.set_nonblocking(false)).map_err(failed)?;
+        let agent = link.stream().and_then(PeerCredentials::of).map_err(failed)?;
         let deadline = Instant::now() + ANSWER_WAIT;
         let answer = loop {
             let malformed = |failure| PoolFailure::Malformed { agent: spec.agent.clone(), failure };
@@ -97,7 +99,7 @@ impl Follower {
             Answer::View(view) => {
                 let following = Following { view: Some(view.clone()), ..Following::default() };
                 *follower.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(following);
-                Ok((follower, view))
+                Ok((follower, view, agent.known_user()))
             }
         }
     }

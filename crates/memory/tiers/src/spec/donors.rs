@@ -206,7 +206,7 @@ impl<'a> Said<'a> {
             }
         };
         let identity = Files { cert: cert.into(), key: key.into(), ca: ca.into() };
-        Ok(DonorSecurity::Tls { files: BorrowerFiles { identity, crl: self.crl.map(Into::into) }, name })
+        Ok(DonorSecurity::Tls { files: BorrowerFiles { identity, crl: self.crl.map(Into::into), service: None }, name })
     }
 
     fn redundancy(&self, donors: usize) -> Result<Redundancy, String> {

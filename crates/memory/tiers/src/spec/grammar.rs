@@ -322,7 +322,7 @@ mod tests {
         ] {
             let TierSpec::Donor(donor) = spec(text) else { panic!("not a donor") };
             let identity = Files { cert: "/c".into(), key: "k".into(), ca: "./a".into() };
-            let files = BorrowerFiles { identity, crl };
+            let files = BorrowerFiles { identity, crl, service: None };
             assert_eq!(donor.security, DonorSecurity::Tls { files, name: name.into() }, "{text}");
         }
     }

@@ -186,7 +186,8 @@ export function readPlan(body: Reader): Plan {
   const lines = (name: string) => body.at(name).list((one) => one.text());
   return {
     changes: lines("Changes"),
-    steps: lines("Steps"),
+    // Managers of an older version have only the steps with the ids of volumes.
+    steps: body.at("NamedSteps").maybe(() => lines("NamedSteps")) ?? lines("Steps"),
     remarks: lines("Remarks"),
     task: body.at("Task").maybe((reader) => reader.text()),
   };

@@ -118,7 +118,7 @@ pub enum Refusal {
         /// The width that was asked for.
         width: u16,
     },
-    /// The host is not in the topology.
+    /// The pool has no such host.
     UnknownHost {
         /// The host that was named.
         host: HostId,
@@ -206,7 +206,10 @@ impl fmt::Display for Refusal {
                 f,
                 "fewer than {width} donors of pool {pool} have room for a span each; ask for a smaller width, or add donors"
             ),
-            Self::UnknownHost { host } => write!(f, "host {host} is not in the topology; add it, or correct the name"),
+            Self::UnknownHost { host } => write!(
+                f,
+                "the pool has no host {host}; start the agent there, or correct the name ('aquifer fabric hosts' lists them)"
+            ),
             Self::UnknownMember { volume, member } => {
                 write!(f, "volume {volume} has no member {member}; read its members again")
             }

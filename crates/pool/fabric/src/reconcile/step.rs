@@ -211,38 +211,101 @@ impl Step {
     }
 }
 
+/// A step in words. Its volume has its name if that is given, otherwise its id.
+struct Named<'a> {
+    step: &'a Step,
+    name: Option<&'a VolumeName>,
+}
+
+impl Step {
+    /// Returns the step in words for a person, who knows its volume by this name.
+    pub fn with_name(&self, name: Option<&VolumeName>) -> String {
+        Named { step: self, name }.to_string()
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddDynamicCapacity { device, host, volume, member, bytes } => {
-                write!(f, "add {bytes} of dynamic capacity of device {device} to host {host} for {volume}/{member}")
+        Named { step: self, name: None }.fmt(f)
+    }
+}
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A step names one volume at most.
+        let named = |id: &VolumeId| self.name.map_or_else(|| id.to_string(), ToString::to_string);
+        match self.step {
+            Step::AddDynamicCapacity { device, host, volume, member, bytes } => {
+                write!(
+                    f,
+                    "add {bytes} of dynamic capacity of device {device} to host {host} for {}/{member}",
+                    named(volume)
+                )
             }
-            Self::BindVppb { vppb, device, ld_id } => write!(f, "bind {vppb} to LD {ld_id} of device {device}"),
-            Self::ForgetLease { donor, volume, member } => write!(f, "donor {donor} forgets lease {volume}/{member}"),
-            Self::ForgetLeft { host, volume, member } => write!(f, "host {host} forgets that {volume}/{member} left"),
-            Self::Grant { donor, host, volume, member, bytes } => {
-                write!(f, "donor {donor} lends {bytes} to host {host} for {volume}/{member}")
+            Step::BindVppb { vppb, device, ld_id } => write!(f, "bind {vppb} to LD {ld_id} of device {device}"),
+            Step::ForgetLease { donor, volume, member } => {
+                write!(f, "donor {donor} forgets lease {}/{member}", named(volume))
             }
-            Self::Join { host, volume, members } => {
-                write!(f, "host {host} takes {} members into {volume}", members.len())
+            Step::ForgetLeft { host, volume, member } => {
+                write!(f, "host {host} forgets that {}/{member} left", named(volume))
             }
-            Self::Leave { host, volume, members, why } => {
-                write!(f, "host {host} lets {} members of {volume} go ({why:?})", members.len())
+            Step::Grant { donor, host, volume, member, bytes } => {
+                write!(f, "donor {donor} lends {bytes} to host {host} for {}/{member}", named(volume))
             }
-            Self::Present { host, volume, name, members, .. } => {
-                write!(f, "host {host} presents {volume}")?;
-                name.iter().try_for_each(|name| write!(f, " ({name})"))?;
+            Step::Join { host, volume, members } => {
+                write!(f, "host {host} takes {} members into {}", members.len(), named(volume))
+            }
+            Step::Leave { host, volume, members, why } => {
+                write!(f, "host {host} lets {} members of {} go ({why:?})", members.len(), named(volume))
+            }
+            Step::Present { host, volume, name, members, .. } => {
+                write!(f, "host {host} presents {}", named(volume))?;
+                name.iter().filter(|_| self.name.is_none()).try_for_each(|name| write!(f, " ({name})"))?;
                 write!(f, " with {} members", members.len())
             }
-            Self::Release { donor, volume, member } => {
-                write!(f, "donor {donor} takes {volume}/{member} back and wipes it")
+            Step::Release { donor, volume, member } => {
+                write!(f, "donor {donor} takes {}/{member} back and wipes it", named(volume))
             }
-            Self::ReleaseDynamicCapacity { device, host, volume, member } => {
-                write!(f, "release dynamic capacity of device {device} at host {host} of {volume}/{member}")
+            Step::ReleaseDynamicCapacity { device, host, volume, member } => {
+                write!(f, "release dynamic capacity of device {device} at host {host} of {}/{member}", named(volume))
             }
-            Self::UnbindVppb { vppb, device, ld_id } => write!(f, "unbind {vppb} from LD {ld_id} of device {device}"),
-            Self::WipeLd { device, ld_id } => write!(f, "wipe LD {ld_id} of device {device}"),
-            Self::Withdraw { host, volume, .. } => write!(f, "host {host} withdraws {volume}"),
+            Step::UnbindVppb { vppb, device, ld_id } => write!(f, "unbind {vppb} from LD {ld_id} of device {device}"),
+            Step::WipeLd { device, ld_id } => write!(f, "wipe LD {ld_id} of device {device}"),
+            Step::Withdraw { host, volume, .. } => write!(f, "host {host} withdraws {}", named(volume)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_its_volumes_name_for_people_and_its_id_otherwise() {
+        let (donor, host, volume, member) =
+            ("d1".parse().unwrap(), "h1".parse::<HostId>().unwrap(), VolumeId(0xa1), MemberId(0));
+        let name: VolumeName = "db".parse().unwrap();
+        let present = |name: Option<&VolumeName>| Step::Present {
+            host: host.clone(),
+            volume,
+            name: name.cloned(),
+            redundancy: Redundancy::None,
+            presentation: Presentation::default(),
+            members: Vec::new(),
+        };
+        let release = Step::Release { donor, volume, member };
+        let withdraw = Step::Withdraw { host: host.clone(), volume, members: Vec::new() };
+        for (step, with_id, with_name) in [
+            (release, "donor d1 takes 00000000000000a1/0 back and wipes it", "donor d1 takes db/0 back and wipes it"),
+            (withdraw, "host h1 withdraws 00000000000000a1", "host h1 withdraws db"),
+            (
+                present(Some(&name)),
+                "host h1 presents 00000000000000a1 (db) with 0 members",
+                "host h1 presents db with 0 members",
+            ),
+        ] {
+            assert_eq!((step.to_string().as_str(), step.with_name(Some(&name)).as_str()), (with_id, with_name));
+            assert_eq!(step.with_name(None), with_id);
         }
     }
 }

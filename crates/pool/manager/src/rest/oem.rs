@@ -21,7 +21,8 @@ const PATH: &str = "/redfish/v1/Oem/Aquifer";
 pub(super) fn plan_body(done: &Done) -> Value {
     json!({
         "@odata.type": "#AquiferPlan.v1_0_0.AquiferPlan", "Id": "Plan", "Name": "Plan",
-        "Changes": done.changes, "Steps": done.steps, "Remarks": done.remarks, "Version": done.version,
+        "Changes": done.changes, "Steps": done.steps, "NamedSteps": done.named_steps, "Remarks": done.remarks,
+        "Version": done.version,
         "Task": done.task.map(|task| format!("/redfish/v1/TaskService/Tasks/{task}")),
     })
 }

@@ -12,6 +12,7 @@ use super::{Done, Writer};
 use crate::accounts::random;
 use crate::manager_store::Entry;
 use crate::order::{Act, NotDone, Order, change};
+use crate::tasks::volume_of;
 
 impl Writer {
     /// Carries an order out on the copy of this round.
@@ -43,7 +44,11 @@ impl Writer {
             let due = ahead.round().steps;
             ahead.follow(&new, &self.observed);
             let steps = ahead.round().steps;
-            done.steps = steps.iter().filter(|step| !due.contains(step)).map(ToString::to_string).collect();
+            let name_of = |id| new.volumes.get(&id).or_else(|| desired.volumes.get(&id)).map(|volume| &volume.name);
+            for step in steps.iter().filter(|step| !due.contains(step)) {
+                done.steps.push(step.to_string());
+                done.named_steps.push(step.with_name(volume_of(step).and_then(name_of)));
+            }
         } else if matches!(order.act, Act::Switch(_)) {
             // Its record is stored before the switch gets it.
             entries.push(Entry::new(&order.who, order.act.to_string()));

@@ -35,6 +35,8 @@ pub(crate) struct Done {
     pub(crate) changes: Vec<String>,
     /// Steps that become due.
     pub(crate) steps: Vec<String>,
+    /// The same steps, with the names of volumes instead of their ids.
+    pub(crate) named_steps: Vec<String>,
     /// What could not be adopted.
     pub(crate) remarks: Vec<String>,
     /// The version of the desired state after it.

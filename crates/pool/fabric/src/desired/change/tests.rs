@@ -102,7 +102,7 @@ fn a_refused_change_changes_nothing() {
             edit.create(VolumeId(2), id("w"), VolumeSpec { zone: id("other"), ..spec(1, LatencyClass::Tcp) })
         }),
         ("h1 is not in zone lab", |edit| edit.bind(V, &id("h1"))),
-        ("h9 is not in the topology", |edit| edit.bind(V, &id("h9"))),
+        ("the pool has no host h9", |edit| edit.bind(V, &id("h9"))),
         ("no volume 0000000000000009", |edit| edit.grow(VolumeId(9), Bytes::gib(1))),
     ];
     for (what, change) in cases {
