@@ -225,14 +225,13 @@ impl Tier for Array {
     }
 
     fn busy_bytes(&self) -> u64 {
-        let donors = match (&self.parts.cutter, &self.parts.admission) {
+        if self.parts.cutter.is_some() {
             // Each transfer is to all donors.
-            (Some(_), _) => 1,
-            // More may join.
-            (None, Some(_)) => BUSY_DONORS_MAX,
-            (None, None) => BUSY_DONORS_MAX.min(self.parts.members.len() as u64),
-        };
-        BUSY_BYTES.max(donors * BUSY_BYTES_PER_DONOR)
+            return BUSY_BYTES;
+        }
+        // More may join.
+        let donors = self.parts.admission.as_ref().map_or(self.parts.members.len() as u64, |_| BUSY_DONORS_MAX);
+        BUSY_BYTES.max(donors.min(BUSY_DONORS_MAX) * BUSY_BYTES_PER_DONOR)
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
