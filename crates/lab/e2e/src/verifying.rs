@@ -20,9 +20,8 @@ const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Writes and verifies whole pages at random until the file named by its first argument appears, then verifies all of
-/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. With a third
-/// argument, it discards pages that it could not access, and fills them again. Prints how many pages were wrong, how
-/// many accesses were errors, and how long the longest step took, in milliseconds.
+/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. Prints how many pages
+/// were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
 #include <signal.h>
@@ -30,13 +29,11 @@ pub const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 enum { PAGES = 12288, PAGE = 4096, WORDS = PAGE / 8 };
 static uint64_t *memory;
 static uint32_t versions[PAGES];
-static volatile char discarded[PAGES];
 static sigjmp_buf again;
 static volatile long wrong, lost;
 static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
@@ -73,12 +70,8 @@ int main(int argc, char **argv) {
         random ^= random << 13; random ^= random >> 7; random ^= random << 17;
         size_t page = random % PAGES;
         uint64_t begun = now_ms();
-        if (sigsetjmp(again, 1)) { lost++; discarded[page] |= argc > 3; }
-        else if (discarded[page]) {
-            madvise((char *)memory + page * PAGE, PAGE, MADV_DONTNEED);
-            fill(page);
-            discarded[page] = 0;
-        } else {
+        if (sigsetjmp(again, 1)) lost++;
+        else {
             verify(page);
             if (random >> 40 & 1) { versions[page]++; fill(page); }
         }
@@ -89,7 +82,7 @@ int main(int argc, char **argv) {
     static volatile size_t page;
     for (page = 0; page < PAGES; page++) {
         if (sigsetjmp(again, 1)) { lost++; continue; }
-        if (!discarded[page]) verify(page);
+        verify(page);
     }
     static char line[200];
     int len = snprintf(line, sizeof line, "wrong %ld lost %ld longest %llu steps %llu\n", wrong, lost,

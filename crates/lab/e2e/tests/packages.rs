@@ -257,7 +257,8 @@ fn upgraded(site: &Site, before: &Before) {
 }
 
 /// The volume of the only donor can be used again after each restart of the donor. A program that had memory there gets
-/// errors for it, and never other bytes; it fills its pages again, so that it needs memory at the donor.
+/// errors for it, and never other bytes. It joins the donor again, and has memory there as soon as it needs some: here it
+/// may go on with what it still has in DRAM.
 fn recovered(site: &Site) {
     let settle = "aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
         until aquifer fabric donors | grep --quiet Enabled; do sleep 1; done
@@ -265,7 +266,7 @@ fn recovered(site: &Site) {
     site.0.run(settle);
     site.0.run(
         "systemd-run --unit=third aquifer run --dram 16MiB --tier pool:db -- \
-         /root/programs/checking /root/third 900 refill",
+         /root/programs/checking /root/third 900",
     );
     let ready = site.0.path("/root/third.ready");
     eventually("the third program has filled its memory", || ready.exists());
@@ -275,7 +276,10 @@ fn recovered(site: &Site) {
     eventually("the donor is back", || {
         site.is_active("aquifer-donor") && ![donor.as_str(), "0"].contains(&site.process("aquifer-donor").as_str())
     });
-    eventually("the program has memory there again", || site.is_active("aquifer-donor") && lent_bytes(site) > 0);
+    eventually("the program joins it again", || {
+        let said = site.0.run("journalctl --no-pager --output=cat --unit=third --grep='has joined' || true");
+        said.contains("the volume has changed: the donor at 127.0.0.1:7411 has joined")
+    });
     site.0.run(settle);
     site.0.run("touch third");
     eventually("the third program ends", || !site.is_active("third"));

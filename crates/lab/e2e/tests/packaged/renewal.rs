@@ -130,7 +130,7 @@ impl Site {
         eventually(&format!("the program {unit} of {user} has filled its memory"), || ready.exists());
     }
 
-    /// What a user is told who cannot use the volume.
+    /// The refusal that a user gets who cannot use the volume.
     fn refused(&self, user: &str) -> String {
         self.0.run(&format!(
             "! runuser --user {user} -- aquifer run --dram 16MiB --tier pool:db -- true 2> /tmp/refused; cat /tmp/refused"
