@@ -257,8 +257,8 @@ fn upgraded(site: &Site, before: &Before) {
 }
 
 /// The volume of the only donor can be used again after each restart of the donor. A program that had memory there gets
-/// errors for it, and never other bytes. It joins the donor again, and has memory there as soon as it needs some: here it
-/// may go on with what it still has in DRAM.
+/// errors for it, and never other bytes. It joins the donor again, and has memory there as soon as it needs some: here
+/// it may go on with what it still has in DRAM.
 fn recovered(site: &Site) {
     let settle = "aquifer fabric login admin --password-stdin < /var/lib/aquifer-fabricd/initial-password
         until aquifer fabric donors | grep --quiet Enabled; do sleep 1; done
