@@ -22,7 +22,7 @@ use crate::units::{PAGE_BYTES, ThreadIndex};
 mod stream;
 mod trend;
 
-use stream::{Bounds, Stream};
+use stream::{Bounds, Step, Stream};
 use trend::Trend;
 
 /// Number of threads with their own table; threads with higher numbers share these.
@@ -40,7 +40,7 @@ pub const WINDOW_PAGES: u32 = (4 << 20) / PAGE_BYTES as u32;
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
 /// The marker of a run that needs none.
 pub const NO_MARKER: u64 = u64::MAX;
-/// A stream that had none of the latest `SILENT_MAX` faults no longer takes a share of the cap.
+/// A stream that had none of the latest `SILENT_MAX` faults gives way to a new one.
 const SILENT_MAX: u64 = 512;
 /// Confidence is in 1/1024. A used page raises it by `1 / CONFIDENCE_PART` of the missing confidence, and a wasted page
 /// lowers it by the same part of the present confidence. A report of more than `CONFIDENCE_PAGES_MAX` pages counts as
@@ -55,7 +55,7 @@ const CONFIDENCE_MIN: u32 = CONFIDENCE_FULL * 7 / 8;
 /// Pages that a stream must have passed before anything is read ahead of it, while confidence is low or where a fetch
 /// costs little: 256 KiB. That is two blocks of the default size, or 64 of the smallest.
 const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
-/// Faults between two counts of the live streams.
+/// Faults between two counts of the streams that share the cap.
 const COUNT_INTERVAL: u64 = 64;
 
 /// Pages that should be in memory before the program reaches them.
@@ -104,6 +104,19 @@ impl Advice {
     }
 }
 
+/// One fault, as the prefetcher sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// The page.
+    pub page: u64,
+    /// Pages of its block.
+    pub block_pages: u32,
+    /// The program has announced sequential access from here, so that nothing need be proved.
+    pub announced: bool,
+    /// The block must be fetched now: it does not wait in a frame, and is not on its way.
+    pub missed: bool,
+}
+
 /// One thread's table.
 #[derive(Clone, Copy, Debug, Default)]
 struct Thread {
@@ -143,8 +156,8 @@ pub struct Prefetcher {
     window_pages: u32,
     /// Faults seen so far.
     faults: u64,
-    /// Number of live streams at the latest count.
-    alive: u64,
+    /// Among how many streams the cap was divided at the latest count.
+    sharers: u64,
     confidence: Areas<Confidence>,
     /// True when every stream must prove itself.
     wary: bool,
@@ -161,7 +174,7 @@ impl Prefetcher {
             ahead_pages_max,
             window_pages,
             faults: 0,
-            alive: 1,
+            sharers: 1,
             confidence: Areas::new(Confidence(CONFIDENCE_FULL)),
             wary,
         }
@@ -172,29 +185,29 @@ impl Prefetcher {
         self.ahead_pages_max = ahead_pages_max;
     }
 
-    /// Decides what to read ahead after `thread` faulted at `page`, in a block of `block_pages` pages. Also call it for
-    /// faults on blocks that wait on standby: blocks that were read ahead wait there. `announced` means that the
-    /// program has announced sequential access from here, so that nothing need be proved.
-    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, announced: bool) -> Advice {
+    /// Decides what to read ahead after a fault of `thread`. Also call it for faults on blocks that wait on standby:
+    /// blocks that were read ahead wait there.
+    pub fn fault(&mut self, thread: ThreadIndex, fault: Fault) -> Advice {
+        let Fault { page, announced, missed, .. } = fault;
         let mut advice = Advice::default();
         self.faults += 1;
         if self.faults.is_multiple_of(COUNT_INTERVAL) {
-            self.count_alive();
+            self.count_sharers();
         }
         let is_low = !self.confidence.of(page).verdict();
         let proof = if !announced && (self.wary || is_low) { PROOF_PAGES } else { 0 };
         let bounds = Bounds { limit: self.limit(), window: self.window_pages, proof };
-        let (block, heard) = (block_pages.max(1), self.faults);
+        let (block, heard) = (fault.block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
-            advice.passed_pages = stream.advance(page, block, bounds, heard, &mut advice);
+            advice.passed_pages = stream.advance(Step { page, block, missed, heard }, bounds, &mut advice);
             return advice;
         }
         if announced {
             let oldest = Self::replaced(streams, heard);
             *oldest = Stream::with_step(page, block.into(), block, heard);
-            oldest.advance(page, block, bounds, heard, &mut advice);
+            oldest.advance(Step { page, block, missed, heard }, bounds, &mut advice);
             advice.passed_pages = u32::MAX;
             return advice;
         }
@@ -206,12 +219,12 @@ impl Prefetcher {
         let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
-                advice.passed_pages = stream.advance(page, block, bounds, heard, &mut advice);
+                advice.passed_pages = stream.advance(Step { page, block, missed, heard }, bounds, &mut advice);
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {
                 *stream = Stream::with_step(page, step, block, heard);
-                stream.advance(page, block, bounds, heard, &mut advice);
+                stream.advance(Step { page, block, missed, heard }, bounds, &mut advice);
             }
             return advice;
         }
@@ -221,7 +234,7 @@ impl Prefetcher {
             None => Stream::begin(page, heard),
         };
         if oldest.has_step() {
-            oldest.advance(page, block, bounds, heard, &mut advice);
+            oldest.advance(Step { page, block, missed, heard }, bounds, &mut advice);
         }
         advice
     }
@@ -257,14 +270,20 @@ impl Prefetcher {
 
     /// Maximum number of pages that one stream may be ahead: its share of the cap.
     fn limit(&self) -> u32 {
-        let share = self.ahead_pages_max / self.alive.max(1);
+        let share = self.ahead_pages_max / self.sharers;
         u32::try_from(share).unwrap_or(u32::MAX).min(self.window_pages)
     }
 
-    fn count_alive(&mut self) {
-        let oldest = self.faults.saturating_sub(SILENT_MAX);
-        let streams = self.threads.iter().flat_map(|thread| &thread.streams);
-        self.alive = streams.filter(|stream| stream.has_step() && stream.heard > oldest).count() as u64;
+    /// Counts the streams by their activity, those that are half as active as the busiest one as halves. Streams of
+    /// large blocks fault rarely, so hundreds of faults can pass before it is certain that one has ended; until then it
+    /// must not take a whole share of the cap from those that go on.
+    fn count_sharers(&mut self) {
+        let (mut sum, mut max) = (0, 1);
+        for stream in self.threads.iter_mut().flat_map(|thread| &mut thread.streams) {
+            let activity = stream.take_activity();
+            (sum, max) = (sum + activity, max.max(activity));
+        }
+        self.sharers = sum.div_ceil(max).max(1);
     }
 
     /// The majority's step, if blocks of this size can follow it.

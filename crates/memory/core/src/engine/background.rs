@@ -13,7 +13,7 @@
 use super::Engine;
 use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
-use crate::prefetch;
+use crate::prefetch::{self, Fault};
 use crate::units::{BlockIndex, FrameIndex, Order, PageIndex, Slot, ThreadIndex};
 
 /// Maximum number of tasks in one plan, which is made with the engine's lock held: faults wait for it.
@@ -219,11 +219,13 @@ impl Engine {
             return 0;
         }
         let block_pages = self.map.block(block).order.pages();
+        let missed = matches!(self.map.block(block).state, State::Stored | State::Empty);
         let Some(mapping) = self.map.mapping_of(page) else { return 0 };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin.0 % u64::from(block_pages);
         let here = Here { place: self.stripes.place_of(page - shift), start: mapping.start, end: mapping.end };
-        let advice = self.prefetcher.fault(thread, here.place, block_pages, pattern == Pattern::Sequential);
+        let announced = pattern == Pattern::Sequential;
+        let advice = self.prefetcher.fault(thread, Fault { page: here.place, block_pages, announced, missed });
         for run in advice.runs() {
             self.follow(run, shift, here, advice.passed_pages);
         }

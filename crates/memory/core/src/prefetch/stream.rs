@@ -16,7 +16,7 @@
 
 use super::{Advice, NO_MARKER, Run, WINDOW_MIN};
 
-/// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
+/// Number of misses before the marker after which the advice is repeated: the advised pages were not read.
 const MISSED_MAX: u8 = 2;
 
 /// A fault up to this many blocks beyond the advised reads still continues a stream that skips no blocks. A choice: if
@@ -27,6 +27,9 @@ const MISSING_MAX: u64 = 4;
 /// form streams.
 const SURE: u8 = 2;
 
+/// What one continuation adds to a stream's activity, so that it is remembered for eight counts.
+const ACTIVITY_UNIT: u16 = 128;
+
 /// How far ahead of a stream to read, in pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -36,6 +39,19 @@ pub(super) struct Bounds {
     pub(super) window: u32,
     /// How much the stream must have passed before anything is read ahead of it.
     pub(super) proof: u32,
+}
+
+/// A fault that continues a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// First page of its block.
+    pub(super) page: u64,
+    /// Pages of its block.
+    pub(super) block: u32,
+    /// Whether the block must be fetched now.
+    pub(super) missed: bool,
+    /// The prefetcher's count of faults.
+    pub(super) heard: u64,
 }
 
 /// One stream of faults that advance by equal steps. Pages are start pages of blocks.
@@ -60,6 +76,8 @@ pub(super) struct Stream {
     /// Number of pages passed in a row, without those that the stream skips.
     passed: u32,
     missed: u8,
+    /// Continuations lately, in units of `1 / ACTIVITY_UNIT`: each count of the streams halves it.
+    activity: u16,
     /// The prefetcher's count of faults at this stream's latest fault; 0 for never.
     pub(super) heard: u64,
 }
@@ -103,6 +121,13 @@ impl Stream {
         self.step != 0 && (low..=high).contains(&page)
     }
 
+    /// Its activity since the latest counts, of which the next one remembers half.
+    pub(super) fn take_activity(&mut self) -> u64 {
+        let activity = self.activity;
+        self.activity /= 2;
+        activity.into()
+    }
+
     /// Whether it goes to higher pages.
     pub(super) fn ascends(&self) -> bool {
         self.step > 0
@@ -126,14 +151,9 @@ impl Stream {
 
     /// Records a continuation at `page` and appends what to read ahead now, within these bounds. Returns how many
     /// adjacent pages it has passed; 0 if it has to pass more first.
-    pub(super) fn advance(
-        &mut self,
-        page: u64,
-        block: u32,
-        Bounds { limit, window, proof }: Bounds,
-        heard: u64,
-        advice: &mut Advice,
-    ) -> u32 {
+    pub(super) fn advance(&mut self, step: Step, bounds: Bounds, advice: &mut Advice) -> u32 {
+        let Step { page, block, missed, heard } = step;
+        let Bounds { limit, window, proof } = bounds;
         if block != self.block && !self.follow_block_size(page, block) {
             *self = Stream::begin(page, heard);
             return 0;
@@ -142,8 +162,9 @@ impl Stream {
         let steps = u32::try_from(self.steps_to(page).unwrap_or(0)).unwrap_or(u32::MAX);
         self.passed = self.passed.saturating_add(steps.saturating_mul(block));
         (self.latest, self.heard) = (page, heard);
+        self.activity = self.activity.saturating_add(ACTIVITY_UNIT);
         if !at_marker {
-            self.missed += 1;
+            self.missed += u8::from(missed);
             if self.missed < MISSED_MAX {
                 return if self.passed >= proof { self.run_pages() } else { 0 };
             }

@@ -13,6 +13,11 @@ use super::*;
 const BLOCK: u32 = 32;
 const CAP: u64 = 1 << 16;
 
+/// A fault on a block that has to be fetched.
+fn miss(page: u64, block_pages: u32) -> Fault {
+    Fault { page, block_pages, announced: false, missed: true }
+}
+
 /// The outcome of a trace.
 #[derive(Debug, Default)]
 struct Outcome {
@@ -40,7 +45,7 @@ fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
             None => outcome.misses += 1,
             Some(_) => outcome.markers += 1,
         }
-        let advice = prefetcher.fault(ThreadIndex(thread), number * u64::from(BLOCK) + 7, BLOCK, false);
+        let advice = prefetcher.fault(ThreadIndex(thread), miss(number * u64::from(BLOCK) + 7, BLOCK));
         for run in advice.runs() {
             assert_eq!((run.start % u64::from(BLOCK), run.pages % u64::from(BLOCK)), (0, 0), "{run:?}");
             for page in (run.start..run.start + run.pages).step_by(BLOCK as usize) {
@@ -95,13 +100,46 @@ fn a_wide_window_is_filled_and_moved_before_it_is_empty() {
     let (mut end, mut marker, mut least) = (0, 0, u64::MAX);
     for page in (0..10_000 * u64::from(BLOCK)).step_by(BLOCK as usize) {
         if page >= end || page == marker {
-            let advice = prefetcher.fault(ThreadIndex(0), page, BLOCK, false);
+            let advice = prefetcher.fault(ThreadIndex(0), miss(page, BLOCK));
             advice.runs().iter().for_each(|run| (end, marker) = (run.start + run.pages, run.marker));
         }
         assert!(end <= page + u64::from(BLOCK + window));
         least = if page < u64::from(4 * window) { u64::MAX } else { least.min(end - page) };
     }
     assert!(least >= u64::from(window / 2 - BLOCK), "{least} pages ahead, of {window}");
+}
+
+/// Blocks that were read ahead wait until they are touched, so every one of them faults. Such faults once counted as
+/// misses: the advice was repeated before the marker was reached, and the window never grew.
+#[test]
+fn a_window_grows_where_every_block_faults() {
+    let window = 7 * WINDOW_PAGES;
+    let mut prefetcher = Prefetcher::new(u64::from(window), window, false);
+    let mut end = 0;
+    for page in (0..200 * u64::from(window)).step_by(BLOCK as usize) {
+        let missed = page >= end;
+        let advice = prefetcher.fault(ThreadIndex(0), Fault { missed, ..miss(page, BLOCK) });
+        advice.runs().iter().for_each(|run| end = run.start + run.pages);
+        let ahead = end.saturating_sub(page);
+        assert!(page < u64::from(4 * window) || ahead >= u64::from(window / 2 - BLOCK), "{page}: {ahead} pages ahead");
+    }
+}
+
+/// The streams of earlier passes have ended, and the next one gets what they had.
+#[test]
+fn a_stream_that_has_ended_takes_no_share_of_the_cap() {
+    let mut prefetcher = Prefetcher::new(u64::from(WINDOW_PAGES), WINDOW_PAGES, false);
+    let mut ahead = 0;
+    for start in (0..STREAMS_MAX as u64).map(|stream| stream << 30) {
+        let mut end = start;
+        for page in (start..start + 256 * u64::from(BLOCK)).step_by(BLOCK as usize) {
+            let advice = prefetcher.fault(ThreadIndex(0), Fault { missed: page >= end, ..miss(page, BLOCK) });
+            advice.runs().iter().for_each(|run| end = run.start + run.pages);
+            ahead = end.saturating_sub(page);
+        }
+    }
+    let least = u64::from(WINDOW_PAGES / 2 - BLOCK);
+    assert!(ahead >= least, "{ahead} pages ahead, of {WINDOW_PAGES}, when {STREAMS_MAX} streams have ended");
 }
 
 #[test]
@@ -119,7 +157,7 @@ fn random_visits_yield_almost_nothing() {
 fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     for (wary, block, silent) in [(true, 1, 64), (true, BLOCK, 2), (false, 1, 1)] {
         let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, wary);
-        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block, false);
+        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), miss(turn * u64::from(block), block));
         let first = (0..200).find(|turn| fault(*turn).pages() > 0);
         assert_eq!(first, Some(silent), "wary: {wary}, {block} pages a block");
     }
@@ -140,7 +178,7 @@ fn prefetched_blocks_used_out_of_order_are_no_evidence_of_a_stream() {
     ] {
         let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, false);
         let fault = |prefetcher: &mut Prefetcher, turn: i64, start: u64| {
-            prefetcher.fault(ThreadIndex(0), start.wrapping_add_signed(turn * step), 1, false)
+            prefetcher.fault(ThreadIndex(0), miss(start.wrapping_add_signed(turn * step), 1))
         };
         fault(&mut prefetcher, 0, 1 << 20);
         let advice = fault(&mut prefetcher, 1, 1 << 20);
@@ -160,7 +198,7 @@ fn all_streams_together_respect_the_cap() {
         for (thread, frontier) in frontier.iter_mut().enumerate() {
             let base = thread as u64 * 1_000_000;
             let page = base + turn * u64::from(BLOCK);
-            let advice = prefetcher.fault(ThreadIndex(thread as u16), page, BLOCK, false);
+            let advice = prefetcher.fault(ThreadIndex(thread as u16), miss(page, BLOCK));
             advice.runs().iter().for_each(|run| *frontier = (run.start + run.pages - base).max(*frontier));
         }
         let ahead: u64 = frontier.iter().map(|end| end.saturating_sub((turn + 1) * u64::from(BLOCK))).sum();
@@ -174,11 +212,11 @@ fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
     let mut prefetcher = Prefetcher::new(CAP, WINDOW_PAGES, false);
     let mut end = 0;
     for number in 0..100u64 {
-        let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK, false);
+        let advice = prefetcher.fault(ThreadIndex(0), miss(number * 32, BLOCK));
         end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
     }
     (0..12).for_each(|_| prefetcher.wasted(end - 32, BLOCK));
-    assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK, false).pages(), 0);
+    assert_eq!(prefetcher.fault(ThreadIndex(0), miss(100 * 32 + 64 * 32 * 3, BLOCK)).pages(), 0);
     assert!(prefetcher.threads[0].streams.iter().all(|stream| !stream.has_step()));
 }
 
@@ -191,7 +229,7 @@ proptest! {
         let mut prefetcher = Prefetcher::new(cap, WINDOW_PAGES, false);
         for (thread, page, order) in faults {
             let page = page >> 12;
-            let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order, false);
+            let advice = prefetcher.fault(ThreadIndex(thread), miss(page, 1 << order));
             prop_assert!(advice.pages() <= u64::from(WINDOW_PAGES).min(cap));
             for run in advice.runs() {
                 prop_assert!(run.pages > 0 && run.start.checked_add(run.pages).is_some());
