@@ -11,8 +11,8 @@
 //! that blocks begin at multiples of their size.
 //!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or more than
-//! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program reaches the
-//! marker, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
+//! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program has passed half of
+//! it, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
 //! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
 //! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
@@ -38,8 +38,6 @@ pub const WINDOW_MIN: u32 = (128 << 10) / PAGE_BYTES as u32;
 pub const WINDOW_PAGES: u32 = (4 << 20) / PAGE_BYTES as u32;
 /// Faults farther apart than this many blocks are not treated as a stride.
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
-/// The marker of a run that needs none.
-pub const NO_MARKER: u64 = u64::MAX;
 /// A stream that had none of the latest `SILENT_MAX` faults gives way to a new one.
 const SILENT_MAX: u64 = 512;
 /// Confidence is in 1/1024. A used page raises it by `1 / CONFIDENCE_PART` of the missing confidence, and a wasted page
@@ -65,8 +63,6 @@ pub struct Run {
     pub start: u64,
     /// How many.
     pub pages: u64,
-    /// A fault of the stream at this page or beyond moves its window.
-    pub marker: u64,
     /// True when the program approaches from above: the last page is wanted first.
     pub descending: bool,
 }
@@ -237,6 +233,13 @@ impl Prefetcher {
             oldest.advance(Step { page, block, missed, heard }, bounds, &mut advice);
         }
         advice
+    }
+
+    /// Reports that the advice for the stream of `thread` that ended at `frontier` was followed for `pages` more, because
+    /// as many of its pages were resident. False if no stream is to be advised from there: then it must not be.
+    pub fn goes_on(&mut self, thread: ThreadIndex, frontier: u64, pages: u64) -> bool {
+        let Thread { streams, .. } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
+        streams.iter_mut().any(|stream| stream.goes_on(frontier, pages))
     }
 
     /// Reports that `pages` read-ahead pages, the first of them at `page`, were asked for. `waits_before` and

@@ -22,6 +22,14 @@ pub const PLAN_MAX: usize = 8;
 /// Maximum number of read-ahead runs that wait. When the queue is full, the oldest is dropped: its stream has moved on.
 const RUNS_MAX: usize = 32;
 
+/// By how many of its blocks a run of read-ahead grows at most, because so many of its own are in DRAM. A choice: 128
+/// MiB with blocks of 1 MiB.
+const GROWTH_MAX: u32 = 128;
+
+/// A run does not grow by blocks in DRAM that are smaller than the stream's by more than this factor: the lock is held
+/// while they are passed.
+const PARTS_MAX: u32 = 8;
+
 /// One thing for the worker to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
@@ -152,6 +160,25 @@ struct Run {
     asked: bool,
     /// Number of adjacent pages that the stream has passed.
     passed: u32,
+    growth: Growth,
+}
+
+/// How a run grows past blocks that are in DRAM, so that a stream which leaves them finds the next pages read. The
+/// default is not to grow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Growth {
+    /// One of the stream's faults.
+    thread: Option<ThreadIndex>,
+    /// Where the prefetcher goes on advising the stream.
+    frontier: u64,
+    /// Pages of the stream's blocks.
+    block: u32,
+    /// Pages in DRAM by which the run has not grown yet.
+    skipped: u32,
+    /// Pages by which it may still grow.
+    left: u32,
+    /// The run must end here at the latest.
+    limit: PageIndex,
 }
 
 impl Run {
@@ -227,14 +254,44 @@ impl Engine {
         let announced = pattern == Pattern::Sequential;
         let advice = self.prefetcher.fault(thread, Fault { page: here.place, block_pages, announced, missed });
         for run in advice.runs() {
-            self.follow(run, shift, here, advice.passed_pages);
+            let grows = !run.descending && run.pages > u64::from(block_pages);
+            let growth = Growth {
+                thread: grows.then_some(thread),
+                frontier: run.start + run.pages,
+                block: block_pages,
+                left: block_pages * GROWTH_MAX,
+                ..Growth::default()
+            };
+            self.follow(run, shift, here, advice.passed_pages, growth);
         }
         advice.passed_pages
     }
 
+    /// Makes the first run longer by `pages`, which are in DRAM, and those passed before, in whole blocks of its stream.
+    /// Not if the stream has been advised again since.
+    fn grow_past(&mut self, pages: Pages) {
+        let Some(run) = self.ahead.front() else { return };
+        let Growth { thread: Some(thread), frontier, block, left, limit, .. } = run.growth else { return };
+        if block > pages.count.saturating_mul(PARTS_MAX) {
+            return;
+        }
+        let skipped = run.growth.skipped + pages.count;
+        let more = skipped.min(left) / block * block;
+        run.growth.skipped = skipped - more;
+        if more > 0 && run.end + u64::from(more) <= limit {
+            if self.prefetcher.goes_on(thread, frontier, more.into()) {
+                run.end = run.end + u64::from(more);
+                run.growth.frontier += u64::from(more);
+                run.growth.left -= more;
+            } else {
+                run.growth.thread = None;
+            }
+        }
+    }
+
     /// Queues the places of `run`, which begin `shift` pages later, stripe by stripe in the run's direction: a stream
     /// that has reached the end of a stripe goes on in the shard's next one.
-    fn follow(&mut self, run: &prefetch::Run, shift: u64, here: Here, passed: u32) {
+    fn follow(&mut self, run: &prefetch::Run, shift: u64, here: Here, passed: u32, growth: Growth) {
         let (mut first, mut last) = (run.start + shift, run.start + shift + run.pages);
         while first < last {
             let stripe = self.stripes.stripe_at(if run.descending { last - 1 } else { first });
@@ -245,10 +302,14 @@ impl Engine {
                 true => Some((here.start, here.end)),
                 false => self.next_stripe(start, end, here, run.descending),
             };
-            if let Some((start, end)) = clip.map(|(low, high)| (start.max(low), end.min(high)))
-                && start < end
+            if let Some((low, high)) = clip
+                && start.max(low) < end.min(high)
             {
-                self.ahead.push(Run { start, end, descending: run.descending, stored: false, asked: false, passed });
+                let (start, descending) = (start.max(low), run.descending);
+                let limit = if to == last { high.min(PageIndex(end.0.saturating_add(stripe.end - to))) } else { end };
+                let growth = Growth { limit, ..growth };
+                let end = end.min(high);
+                self.ahead.push(Run { start, end, descending, stored: false, asked: false, passed, growth });
             }
             (first, last) = if run.descending { (first, from) } else { (to, last) };
         }
@@ -278,7 +339,8 @@ impl Engine {
         }
         for mapping in self.map.overlapping(start, end) {
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
-            self.ahead.push(Run { start, end, descending: false, stored, asked: true, passed: u32::MAX });
+            let growth = Growth::default();
+            self.ahead.push(Run { start, end, descending: false, stored, asked: true, passed: u32::MAX, growth });
         }
     }
 
@@ -339,11 +401,15 @@ impl Engine {
                 self.watermarks.rise();
                 return;
             }
+            let is_here = self.map.block(block).state == State::Resident;
             if self.start_ahead(block, pages, plan).is_none() {
                 return;
             }
             if let Some(run) = self.ahead.front() {
                 run.passed(pages);
+            }
+            if is_here {
+                self.grow_past(pages);
             }
         }
     }

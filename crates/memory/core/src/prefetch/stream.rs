@@ -5,19 +5,23 @@
 //!
 //! Blocks that were read ahead wait in their frames, and a fault on one of them installs all that follow it in
 //! consecutive frames (`engine/background.rs`). So the stream does not fault on every block, and any fault from its
-//! latest page to one step past the advised pages continues it. A fault at the stream's *marker* or beyond moves the
-//! window.
+//! latest page to one step past the advised pages continues it. When a quarter of the window has been passed, as much
+//! is advised again, so that most of it is always under way. When half of it has been passed, the window doubles.
 //!
 //! ```text
-//!   latest                    marker            frontier
-//!   |------- read ahead -------|-- read ahead ---|... next advice starts here
+//!   latest                                       frontier
+//!   |---------------- read ahead -----------------|... next advice starts here
 //!     '------------------- window -----------------'
 //! ```
 
-use super::{Advice, NO_MARKER, Run, WINDOW_MIN};
+use super::{Advice, Run, WINDOW_MIN};
 
-/// Number of misses before the marker after which the advice is repeated: the advised pages were not read.
+/// Number of misses in a row among advised pages after which the advice is repeated: they were not read.
 const MISSED_MAX: u8 = 2;
+
+/// Pages are advised again when this part of the window has been passed: more often costs calls, and less often leaves
+/// less of the window under way.
+pub(super) const ADVISED_PART: u32 = 4;
 
 /// A fault up to this many blocks beyond the advised reads still continues a stream that skips no blocks. A choice: if
 /// half of the blocks are in DRAM, a run of more than this many of them occurs at one place in 16. With twice as many,
@@ -65,8 +69,6 @@ pub(super) struct Stream {
     candidate: i64,
     /// First page of the stream that has not been advised yet. Meaningful only with a step.
     frontier: u64,
-    /// Faults at or after this page (in the stream's direction) move the window.
-    marker: u64,
     /// Pages to keep ahead.
     window: u32,
     /// Pages per block when `step` was learnt.
@@ -75,7 +77,10 @@ pub(super) struct Stream {
     successes: u8,
     /// Number of pages passed in a row, without those that the stream skips.
     passed: u32,
+    /// Number of misses in a row among the advised pages.
     missed: u8,
+    /// Pages passed since the window grew.
+    since_growth: u32,
     /// Continuations lately, in units of `1 / ACTIVITY_UNIT`: each count of the streams halves it.
     activity: u16,
     /// The prefetcher's count of faults at this stream's latest fault; 0 for never.
@@ -92,7 +97,7 @@ impl Stream {
     pub(super) fn with_step(page: u64, step: i64, block: u32, heard: u64) -> Stream {
         let frontier = page.wrapping_add_signed(step);
         let window = (block * 2).max(WINDOW_MIN);
-        Stream { latest: page, step, frontier, marker: page, window, block, passed: block, heard, ..Stream::default() }
+        Stream { latest: page, step, frontier, window, block, passed: block, heard, ..Stream::default() }
     }
 
     pub(super) fn has_step(&self) -> bool {
@@ -158,33 +163,44 @@ impl Stream {
             *self = Stream::begin(page, heard);
             return 0;
         }
-        let at_marker = self.beyond(page, self.marker);
         let steps = u32::try_from(self.steps_to(page).unwrap_or(0)).unwrap_or(u32::MAX);
-        self.passed = self.passed.saturating_add(steps.saturating_mul(block));
+        let pages = steps.saturating_mul(block);
+        (self.passed, self.since_growth) = (self.passed.saturating_add(pages), self.since_growth.saturating_add(pages));
         (self.latest, self.heard) = (page, heard);
         self.activity = self.activity.saturating_add(ACTIVITY_UNIT);
-        if !at_marker {
-            self.missed += u8::from(missed);
-            if self.missed < MISSED_MAX {
-                return if self.passed >= proof { self.run_pages() } else { 0 };
-            }
-            self.frontier = page.wrapping_add_signed(self.step);
-        } else if self.successes > 0 && self.passed >= proof {
-            self.window = self.window.saturating_mul(2).min(window);
-        }
-        self.missed = 0;
-        self.successes = self.successes.saturating_add(1);
-        if self.beyond(page, self.frontier) {
-            self.frontier = page.wrapping_add_signed(self.step);
+        self.missed = if missed { self.missed.saturating_add(1) } else { 0 };
+        if self.missed >= MISSED_MAX || self.beyond(page, self.frontier) || self.passed < proof {
+            (self.frontier, self.missed) = (page.wrapping_add_signed(self.step), 0);
         }
         if self.passed < proof {
-            self.frontier = page.wrapping_add_signed(self.step);
-            self.marker = self.frontier;
             return 0;
         }
+        if self.successes > 0 && self.since_growth >= self.window / 2 {
+            (self.window, self.since_growth) = (self.window.saturating_mul(2).min(window), 0);
+        }
+        let window = self.window.min(limit);
+        if self.ahead(block) > window - window / ADVISED_PART {
+            return self.run_pages();
+        }
+        self.successes = self.successes.saturating_add(1);
         advice.confidence = self.successes;
-        self.advise(block, self.window.min(limit), advice);
+        self.advise(block, window, advice);
         self.run_pages()
+    }
+
+    /// Pages from the latest fault to the frontier, without those that are skipped.
+    fn ahead(&self, block: u32) -> u32 {
+        let blocks = self.steps_to(self.frontier).unwrap_or(1).saturating_sub(1);
+        u32::try_from(blocks * u64::from(block)).unwrap_or(u32::MAX)
+    }
+
+    /// Moves the frontier by `pages`, in whole blocks, if it is at `frontier` and ascends block by block.
+    pub(super) fn goes_on(&mut self, frontier: u64, pages: u64) -> bool {
+        let is_it = self.frontier == frontier && self.step > 0 && self.step.unsigned_abs() == u64::from(self.block);
+        if is_it {
+            self.frontier += pages;
+        }
+        is_it
     }
 
     /// Part of the read-ahead was not used: reads less far ahead, and restarts the stream when too little is left.
@@ -204,7 +220,7 @@ impl Stream {
         } else if !self.step.unsigned_abs().is_multiple_of(u64::from(block)) {
             return false;
         }
-        (self.block, self.marker) = (block, page);
+        self.block = block;
         self.frontier = page.wrapping_add_signed(self.step);
         true
     }
@@ -235,19 +251,16 @@ impl Stream {
             return;
         }
         let ahead = |steps: u64| self.frontier.wrapping_add_signed(self.step * steps as i64);
-        let halfway = (already + blocks).div_ceil(2).saturating_sub(already);
-        let marker = ahead(halfway.min(blocks - 1));
         let end = ahead(blocks);
         if stride == u64::from(block) {
             let start = if self.step > 0 { self.frontier } else { ahead(blocks - 1) };
-            advice.push(Run { start, pages: blocks * stride, marker, descending: self.step < 0 });
+            advice.push(Run { start, pages: blocks * stride, descending: self.step < 0 });
         } else {
             for steps in 0..blocks {
                 let start = ahead(steps);
-                let marker = if start == marker { marker } else { NO_MARKER };
-                advice.push(Run { start, pages: u64::from(block), marker, descending: self.step < 0 });
+                advice.push(Run { start, pages: u64::from(block), descending: self.step < 0 });
             }
         }
-        (self.marker, self.frontier) = (marker, end);
+        self.frontier = end;
     }
 }

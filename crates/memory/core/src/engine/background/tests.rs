@@ -88,3 +88,49 @@ fn the_worker_does_not_sleep_while_it_can_pay_the_debt() {
     assert_eq!(engine.debt_pages(), 0);
     engine.check();
 }
+
+/// Blocks in DRAM do not fault, so a stream that comes to many of them is not heard of until it leaves them. What it then
+/// meets is read ahead before, once, as much as is in flight otherwise.
+#[test]
+fn read_ahead_goes_on_past_blocks_in_dram() {
+    const BLOCKS: u64 = 400;
+    let pages = u64::from(Order::DEFAULT.pages());
+    let (in_dram, end) = (4..40u64, BLOCKS * pages);
+    let settings = Settings { budget_pages: 2 * end, prefetch: true, ..Settings::PLAIN };
+    let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+    engine.add(PageIndex(0), PageIndex(end), Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
+    let touch = |engine: &mut Engine, block: u64, thread: u16| {
+        match engine.fault(PageIndex(block * pages), ThreadIndex(thread), false, true) {
+            FaultStep::Fill { block, .. } => engine.installed(block, Arrival::Fresh),
+            FaultStep::Rescue { block, count, arrival, .. } => engine.installed_run(block, count, arrival),
+            // It was installed together with the block before: the program does not fault.
+            FaultStep::FillHole { .. } => false,
+            step => panic!("{block}: {step:?}"),
+        };
+    };
+    // In an order that is no stream.
+    in_dram.clone().for_each(|block| touch(&mut engine, 4 + (block - 4) * 7 % 36, block as u16));
+    let mut ahead = Vec::new();
+    for block in 0..in_dram.start {
+        touch(&mut engine, block, 0);
+        let mut plan = Plan::new();
+        loop {
+            engine.plan(&mut plan, Transfers { blocks: 64, pages: u32::MAX });
+            let fills = plan.tasks.iter().filter_map(|task| match task {
+                Task::Fill { block, pages, .. } => Some((*block, pages.start.0)),
+                _ => None,
+            });
+            let fills: Vec<_> = fills.collect();
+            if fills.is_empty() {
+                break;
+            }
+            for (block, start) in fills {
+                ahead.push(start / pages);
+                engine.read_ahead_arrived(block);
+            }
+        }
+    }
+    let beyond = ahead.iter().filter(|block| **block >= in_dram.end).count() as u64;
+    let window = u64::from(prefetch::WINDOW_PAGES) / pages;
+    assert!(beyond > 0 && beyond <= window, "{beyond} blocks of a window of {window}, all: {ahead:?}");
+}
