@@ -109,13 +109,7 @@ typedef struct { uint64_t handle; } aquifer_gather_t;
 /*
  * The settings of a space, in the syntax of `aquifer run`. Begin with AQUIFER_OPTIONS_INIT, which sets `size`: a later
  * version may add members, and a program that was built before then goes on as it is. The first version has 48 bytes;
- * from 56 on it has `named_in`, and from 64 on `without_system_calls`.
- *
- * With `without_system_calls`, the thread that touches evicted memory fetches it, instead of a thread of the space,
- * which saves two wake-ups. In return, a system call that is given evicted memory fails with EFAULT, or does only a
- * part of its work; aquifer_pin() the range first, or copy it with aquifer_read(). Threads and signal handlers that
- * touch the memory must not block SIGBUS: the kernel would end the process. A program that handles SIGBUS itself must
- * set its action before it opens the first space. docs/c.md says more.
+ * from 56 on it has `named_in`, and from 64 on `without_system_calls`, which aquifer_open() explains.
  */
 struct aquifer_options {
     size_t size;              /* sizeof(struct aquifer_options) */
@@ -286,6 +280,12 @@ const char *aquifer_error_name(int code);
 
 /*
  * Opens a space with nothing mapped yet. The handle is for aquifer_map(), and is closed by aquifer_close().
+ *
+ * With `without_system_calls`, the thread that touches evicted memory fetches it, instead of a thread of the space,
+ * which saves two wake-ups. In return, a system call that is given evicted memory fails with EFAULT, or does only a
+ * part of its work; aquifer_pin() the range first, or copy it with aquifer_read(). Threads and signal handlers that
+ * touch the memory must not block SIGBUS: the kernel would end the process. A program that handles SIGBUS itself must
+ * set its action before it opens the first space. docs/c.md says more.
  *
  * AQUIFER_ERR_ARGUMENT: a null pointer, text that is not UTF-8, a number without meaning, or `size` of another version
  * whose further members are not zero.
