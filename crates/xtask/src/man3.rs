@@ -271,6 +271,7 @@ mod tests {
         let pages = pages(OURS);
         let page = &pages.iter().find(|(name, _)| name == "aquifer_open").unwrap().1;
         assert!(page.contains("struct aquifer_options {") && page.contains("tiers_count;"), "{page}");
+        assert!(page.contains("\\fBwithout_system_calls\\fR, the thread") && page.contains("EFAULT"), "{page}");
         let overview = &pages[0].1;
         assert!(overview.contains(".BR aquifer_gather_poll (3)") && overview.contains("AQUIFER_ERR_NO_ANSWER"));
         assert!(overview.contains("Handles are numbers"), "{overview}");

@@ -76,10 +76,10 @@ pub struct BenchArgs {
     /// Only when named: aquifer-compressed; aquifer-flash-encrypted; aquifer-emulated:PROFILE; aquifer-node:N, over the
     /// memory of NUMA node N; numactl:N, with all of the program's memory on that node; and aquifer-donors:N, over 1 to
     /// 8 donors, each on its own host (a network namespace). The workloads kv, lookup, bfs-hints, gather, gather-python
-    /// and hints use the library, and have the contenders blocking, hints, contexts and in-place: over flash, or over
-    /// another tier, as in contexts:dram, contexts:compressed and contexts:emulated:PROFILE. For ycsb-a and ycsb-c,
-    /// `aquifer cache` can be the server: cache has everything in DRAM, and cache:TIER has in that tier what does not
-    /// fit its local memory
+    /// and hints use the library, and have the contenders blocking, own-faults (by loads; each thread resolves its own
+    /// faults), hints, contexts and in-place: over flash, or over another tier, as in contexts:dram,
+    /// contexts:compressed and contexts:emulated:PROFILE. For ycsb-a and ycsb-c, `aquifer cache` can be the server:
+    /// cache has everything in DRAM, and cache:TIER has in that tier what does not fit its local memory
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70; docs/library.md has others]

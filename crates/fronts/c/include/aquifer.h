@@ -17,7 +17,8 @@
  * A load or store of memory that a tier has lost gets SIGBUS. It never reads other bytes than were written.
  *
  * A signal handler may use the memory of mappings. It must not make any of these calls, which take locks that the
- * interrupted thread may have.
+ * interrupted thread may have. Where `serves_system_calls` of aquifer_space_limits() is 0, it and every other code that
+ * uses the memory must leave SIGBUS unblocked.
  *
  * `cargo xtask man3` makes the manual pages from the comments of this file: the first sentence is the page's heading,
  * and lines that begin with an error's name are its list of errors.
@@ -107,7 +108,8 @@ typedef struct { uint64_t handle; } aquifer_gather_t;
 
 /*
  * The settings of a space, in the syntax of `aquifer run`. Begin with AQUIFER_OPTIONS_INIT, which sets `size`: a later
- * version may add members, and a program that was built before then goes on as it is.
+ * version may add members, and a program that was built before then goes on as it is. The first version has 48 bytes;
+ * from 56 on it has `named_in`, and from 64 on `without_system_calls`, which aquifer_open() explains.
  */
 struct aquifer_options {
     size_t size;              /* sizeof(struct aquifer_options) */
@@ -117,15 +119,17 @@ struct aquifer_options {
     const char *policy;       /* as for --policy; NULL for the default */
     const char *block_size;   /* "4KiB" to "2MiB", or "auto"; NULL for "auto" */
     const char *named_in;     /* the directory of named mappings; NULL for none */
+    uint32_t without_system_calls; /* 1: threads resolve their own faults; 0: system calls may use the memory */
+    uint32_t reserved;        /* 0 */
 };
-#define AQUIFER_OPTIONS_INIT { sizeof(struct aquifer_options), NULL, NULL, 0, NULL, NULL, NULL }
+#define AQUIFER_OPTIONS_INIT { sizeof(struct aquifer_options), NULL, NULL, 0, NULL, NULL, NULL, 0, 0 }
 
 /* What one call can ask of a space. Begin with AQUIFER_LIMITS_INIT. */
 struct aquifer_limits {
     size_t size;
     size_t prefetch_bytes_max;    /* of one aquifer_prefetch(), or one range of a fetch */
     size_t pin_bytes_max;         /* of all pins together, in whole blocks */
-    uint32_t serves_system_calls; /* 1 if system calls may use memory that is not resident; otherwise pin it first */
+    uint32_t serves_system_calls; /* 1 if system calls may use memory that is not resident; 0: pin it first, or copy */
     uint32_t reserved;
 };
 #define AQUIFER_LIMITS_INIT { sizeof(struct aquifer_limits), 0, 0, 0, 0 }
@@ -277,8 +281,14 @@ const char *aquifer_error_name(int code);
 /*
  * Opens a space with nothing mapped yet. The handle is for aquifer_map(), and is closed by aquifer_close().
  *
- * AQUIFER_ERR_ARGUMENT: a null pointer, text that is not UTF-8, or `size` of another version whose further members are
- * not zero.
+ * With `without_system_calls`, the thread that touches evicted memory fetches it, instead of a thread of the space,
+ * which saves two wake-ups. In return, a system call that is given evicted memory fails with EFAULT, or does only a
+ * part of its work; aquifer_pin() the range first, or copy it with aquifer_read(). Threads and signal handlers that
+ * touch the memory must not block SIGBUS: the kernel would end the process. A program that handles SIGBUS itself must
+ * set its action before it opens the first space. docs/c.md says more.
+ *
+ * AQUIFER_ERR_ARGUMENT: a null pointer, text that is not UTF-8, a number without meaning, or `size` of another version
+ * whose further members are not zero.
  * AQUIFER_ERR_DRAM, AQUIFER_ERR_TIER_SPEC, AQUIFER_ERR_POLICY, AQUIFER_ERR_BLOCK_SIZE: the message says what is wrong.
  * AQUIFER_ERR_TIER: a tier could not be opened.
  * AQUIFER_ERR_START: the space could not be started.

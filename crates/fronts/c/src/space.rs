@@ -35,10 +35,11 @@ pub struct Options {
     pub policy: *const c_char,
     pub block_size: *const c_char,
     pub named_in: *const c_char,
+    pub without_system_calls: u32,
+    pub reserved: u32,
 }
 
-// SAFETY: the first member is the size, of type `usize`; the others are pointers and a number of eight bytes, without
-// gaps.
+// SAFETY: the first member is the size, of type `usize`; the others are pointers and numbers, without gaps.
 unsafe impl Growing for Options {
     const SIZE_MIN: usize = 48;
 }
@@ -116,7 +117,15 @@ unsafe fn builder(options: &Options) -> Result<aquifer::Builder, Failure> {
     if let Some(directory) = optional(options.named_in, "named_in")? {
         builder = builder.named_in(directory);
     }
-    Ok(builder)
+    match (options.without_system_calls, options.reserved) {
+        (0, 0) => Ok(builder),
+        (1, 0) => Ok(builder.without_system_calls()),
+        (other, 0) => {
+            let why = format!("`options->without_system_calls` is {other}; set it to 0 or 1");
+            Err(Failure::argument(why))
+        }
+        _ => Err(Failure::argument("`options->reserved` is not zero; begin with AQUIFER_OPTIONS_INIT".to_owned())),
+    }
 }
 
 /// See `aquifer.h`.
@@ -134,6 +143,8 @@ pub unsafe extern "C" fn aquifer_open(options: *const Options, space: *mut Space
             policy: std::ptr::null(),
             block_size: std::ptr::null(),
             named_in: std::ptr::null(),
+            without_system_calls: 0,
+            reserved: 0,
         };
         // SAFETY: the caller's promise.
         let (space, builder) =
@@ -250,8 +261,9 @@ mod tests {
 
     #[test]
     fn structs_have_the_sizes_of_the_first_version() {
-        // `named_in` came later.
+        // `named_in` came later, and after it `without_system_calls`: aquifer.h names both sizes.
         assert_eq!(std::mem::offset_of!(Options, named_in), Options::SIZE_MIN);
+        assert_eq!((std::mem::offset_of!(Options, without_system_calls), size_of::<Options>()), (56, 64));
         assert_eq!(size_of::<Limits>(), Limits::SIZE_MIN);
         assert_eq!(size_of::<Statistics>(), Statistics::SIZE_MIN);
     }

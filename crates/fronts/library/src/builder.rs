@@ -91,8 +91,29 @@ impl Builder {
     /// CPU time.
     ///
     /// In return, the space does not [serve system calls](Space::serves_system_calls): a call that is given evicted
-    /// memory fails with EFAULT, unless the range is [pinned](crate::Mapping::pin). And a thread that touches the
-    /// memory must not block SIGBUS.
+    /// memory fails with EFAULT, or does only a part of its work, unless the range is [pinned](crate::Mapping::pin).
+    /// A datagram that it has taken may be lost. This also holds for calls that others make for
+    /// the program: I/O of an async runtime, `std::io` without a copy, io_uring.
+    ///
+    /// A touch of evicted memory is a SIGBUS, which a handler of this crate resolves on the thread that touches. (In a
+    /// process that cannot have listeners, every space works this way.) So:
+    ///
+    /// - **Signal masks.** Code that touches the memory must not block SIGBUS: neither a thread that blocks all signals
+    ///   because another one waits for them by sigwait(3), nor a signal handler whose `sa_mask` is full. The kernel
+    ///   ends a process whose fault it cannot signal. While a fault is resolved, which can take as long as the tier
+    ///   does, all other signals of that thread wait.
+    /// - **Other handlers.** The crate's handler is installed when the process opens its first space, and passes other
+    ///   SIGBUS to the action that it finds then. A program must not replace it later: a crash reporter, for example,
+    ///   is started before. Debuggers stop at each fault until they are told to pass SIGBUS (gdb: `handle SIGBUS
+    ///   nostop noprint pass`).
+    /// - **Stacks.** The handler starts on the thread's alternate stack for signals (Rust's threads have one),
+    ///   otherwise on the stack of the thread itself or of its coroutine, and takes a few KiB of it; the fault is
+    ///   resolved on stacks of the crate. The smallest stack of a thread, `sysconf(_SC_THREAD_STACK_MIN)`, is
+    ///   sufficient. At most 256 faults of the process are resolved at a time; more threads wait for one of these.
+    /// - **Async runtimes.** A touch blocks the thread, and with it every task that the thread runs, as with listeners.
+    ///   [`contexts`](crate::contexts) and [`Mapping::fetch`](crate::Mapping::fetch) do not.
+    /// - **Forks.** As in any other space, the memory is not mapped in a forked child: a touch there is a SIGSEGV, and
+    ///   calls return [`Error::Forked`](crate::Error::Forked). The child has the handler, and can open spaces.
     pub fn without_system_calls(mut self) -> Self {
         self.refuses_system_calls = true;
         self

@@ -60,6 +60,50 @@ fn a_system_call_gets_evicted_memory_once_it_is_pinned() {
     assert_eq!(here.write(page).unwrap(), PAGE);
 }
 
+/// Calls copy from and to evicted memory of another mapping. Those that work in place used to touch it while the signal
+/// of its faults was blocked, and the process died.
+#[test]
+fn calls_copy_between_mappings() {
+    if !can_run() {
+        return;
+    }
+    for tier in ["dram:size=160MiB", "emulated:xl-flash-slc,size=160MiB"] {
+        let open = |budget| {
+            let builder = Space::builder().dram(budget).tier(tier).block_size("4KiB");
+            builder.without_system_calls().open().unwrap()
+        };
+        let (one, two) = (open("16MiB"), open("32MiB"));
+        let mut from = filled(&one, 40 * MIB, SALT);
+        // The last two are of one space.
+        for mut other in [filled(&two, 80 * MIB, 7), filled(&one, 40 * MIB, 7)] {
+            let expected = |start: usize, salt| (start / 8) as u64 * salt;
+            let first = |bytes: &[u8]| u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+            type Copies = fn(&mut Mapping, usize, &mut [u8]);
+            let reads: [Copies; 3] = [
+                |from, start, into| from.read(start, into).unwrap(),
+                |from, start, into| assert!(from.read_in_place(start, into).is_ok()),
+                |from, start, into| from.gather(into.len(), &[start / into.len()], into).unwrap(),
+            ];
+            for read in reads {
+                let (start, to) = (evicted_page(&from), evicted_page(&other));
+                read(&mut from, start, &mut other.view_mut::<u8>(to..to + PAGE).unwrap()[..]);
+                assert_eq!(first(other.view::<u8>(to..to + PAGE).unwrap()), expected(start, SALT), "{tier}");
+                other.write(to, &expected(to, 7).to_ne_bytes()).unwrap();
+            }
+            let writes: [fn(&mut Mapping, usize, &[u8]); 2] = [
+                |to, start, bytes| to.write(start, bytes).unwrap(),
+                |to, start, bytes| assert!(to.write_in_place(start, bytes).is_ok()),
+            ];
+            for write in writes {
+                let (start, to) = (evicted_page(&other), evicted_page(&from));
+                write(&mut from, to, other.view::<u8>(start..start + 8).unwrap());
+                assert_eq!(first(from.view::<u8>(to..to + 8).unwrap()), expected(start, 7), "{tier}");
+                from.write(to, &expected(to, SALT).to_ne_bytes()).unwrap();
+            }
+        }
+    }
+}
+
 /// The library's own calls need no listener: they copy.
 #[test]
 fn reads_and_writes_go_on() {

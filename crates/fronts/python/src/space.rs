@@ -27,7 +27,7 @@ pub struct Space {
 #[pymethods]
 impl Space {
     #[new]
-    #[pyo3(signature = (dram, tiers, policy, block_size, named_in))]
+    #[pyo3(signature = (dram, tiers, policy, block_size, named_in, without_system_calls))]
     fn new(
         py: Python<'_>,
         dram: Option<String>,
@@ -35,6 +35,7 @@ impl Space {
         policy: Option<String>,
         block_size: Option<String>,
         named_in: Option<PathBuf>,
+        without_system_calls: bool,
     ) -> PyResult<Self> {
         let mut builder = aquifer::Space::builder();
         if let Some(dram) = dram {
@@ -48,6 +49,9 @@ impl Space {
         }
         if let Some(named_in) = named_in {
             builder = builder.named_in(named_in);
+        }
+        if without_system_calls {
+            builder = builder.without_system_calls();
         }
         let builder = tiers.into_iter().fold(builder, aquifer::Builder::tier);
         let space = py.detach(|| builder.open()).map_err(|error| errors::of_open(py, &error))?;

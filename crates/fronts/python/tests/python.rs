@@ -137,6 +137,11 @@ fn named_mappings_keep_what_was_synced_and_curves_show_the_working_set() {
 }
 
 #[test]
+fn threads_resolve_their_own_faults_and_system_calls_raise() {
+    pytest("test_own_faults.py");
+}
+
+#[test]
 fn bad_input_and_trouble_are_exceptions() {
     pytest("test_trouble.py");
 }

@@ -25,10 +25,10 @@ pub const PROGRAM: &str = "aquifer-workloads";
 /// The file name of the script that uses the Python package.
 pub const GATHER_PYTHON: &str = "gather_python";
 /// The contenders that run when none is named and every workload uses the library.
-pub const STANDARD: &str = "dram,blocking,hints,contexts,in-place";
+pub const STANDARD: &str = "dram,blocking,own-faults,hints,contexts,in-place";
 /// How the names of the contenders are written after the standard ones.
-pub const NAMES: &str = "blocking, hints, contexts or in-place, each alone or with :TIER (flash, dram, compressed, \
-                         emulated:PROFILE)";
+pub const NAMES: &str = "blocking, own-faults, hints, contexts or in-place, each alone or with :TIER (flash, dram, \
+                         compressed, emulated:PROFILE)";
 /// Accesses a second, and cores, of the published system that took 5 % of its cores for them.
 const PUBLISHED_ACCESSES: f64 = 10e6;
 const PUBLISHED_CORES: f64 = 128.0;
@@ -44,10 +44,18 @@ pub enum Way {
     Hints,
     /// Without making pages resident.
     InPlace,
+    /// By loads; each thread resolves its own faults.
+    OwnFaults,
 }
 
-const WAYS: [(Way, &str); 4] =
-    [(Way::Blocking, "blocking"), (Way::Contexts, "contexts"), (Way::Hints, "hints"), (Way::InPlace, "in-place")];
+/// Each way with its name here, and with the arguments of the program that stand for it.
+const WAYS: [(Way, &str, &[&str]); 5] = [
+    (Way::Blocking, "blocking", &["blocking"]),
+    (Way::Contexts, "contexts", &["contexts"]),
+    (Way::Hints, "hints", &["hints"]),
+    (Way::InPlace, "in-place", &["in-place"]),
+    (Way::OwnFaults, "own-faults", &["blocking", "--without-system-calls"]),
+];
 
 /// The tier of the program's space.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,18 +123,20 @@ impl InLibrary {
 
     /// The arguments of the program. `place` is the file of a flash tier.
     pub fn words(&self, local_bytes: u64, place: &str, tier_bytes: u64) -> Vec<String> {
-        let tier = self.tier.spec(place, tier_bytes);
-        ["--way", name_of(self.way), "--dram", &local_bytes.to_string(), "--tier", &tier].map(str::to_owned).to_vec()
+        let (local, tier) = (local_bytes.to_string(), self.tier.spec(place, tier_bytes));
+        let (_, way) = names_of(self.way);
+        [&["--way"], way, &["--dram", &local, "--tier", &tier]].concat().into_iter().map(str::to_owned).collect()
     }
 }
 
-fn name_of(way: Way) -> &'static str {
-    WAYS.iter().find(|(one, _)| *one == way).map_or("", |(_, name)| name)
+/// A way's name here, and the arguments of the program after `--way`.
+fn names_of(way: Way) -> (&'static str, &'static [&'static str]) {
+    WAYS.iter().find(|(one, ..)| *one == way).map_or(("", &[]), |(_, name, words)| (name, words))
 }
 
 impl fmt::Display for InLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let way = name_of(self.way);
+        let (way, _) = names_of(self.way);
         match &self.tier {
             Tier::Flash => f.pad(way),
             tier => f.pad(&format!("{way}:{tier}")),
@@ -139,7 +149,7 @@ impl FromStr for InLibrary {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let (name, tier) = text.split_once(':').unwrap_or((text, "flash"));
-        let (way, _) = WAYS.iter().find(|(_, known)| *known == name).ok_or(())?;
+        let (way, ..) = WAYS.iter().find(|(_, known, _)| *known == name).ok_or(())?;
         Ok(Self { way: *way, tier: tier.parse()? })
     }
 }
@@ -256,14 +266,15 @@ mod tests {
     use crate::contender::Contender;
     use crate::record::summarise;
     use crate::record::tests::run;
+    use crate::workload::WORKLOADS;
 
     #[test]
     fn names_go_there_and_back() {
-        let names = ["blocking", "hints", "contexts", "in-place", "contexts:dram", "hints:compressed"];
-        for name in names.into_iter().chain(["in-place:emulated:xl-flash-slc", "contexts:emulated:./mine.toml"]) {
+        let names = WAYS.map(|(_, name, _)| name).into_iter().chain(["contexts:dram", "hints:compressed"]);
+        for name in names.chain(["own-faults:emulated:xl-flash-slc", "contexts:emulated:./mine.toml"]) {
             assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
         }
-        for wrong in ["contexts:", "contexts:tape", "contexts:emulated:", "contexts:dram:", "context"] {
+        for wrong in ["contexts:", "contexts:tape", "contexts:emulated:", "contexts:dram:", "context", "own-faults:"] {
             assert!(wrong.parse::<InLibrary>().is_err(), "{wrong}");
         }
     }
@@ -277,6 +288,20 @@ mod tests {
         let flash: InLibrary = "in-place".parse().unwrap();
         assert_eq!(flash.words(9, "/d/f", 5).join(" "), "--way in-place --dram 9 --tier flash:/d/f,size=5");
         assert!(flash.is_limited());
+        let own: InLibrary = "own-faults:dram".parse().unwrap();
+        let words = own.words(9, "/d/f", 5).join(" ");
+        assert_eq!(words, "--way blocking --without-system-calls --dram 9 --tier dram:size=5");
+    }
+
+    /// The program of `hints` compares hints alone, and Python's script has no such argument.
+    #[test]
+    fn threads_resolve_their_own_faults_in_four_workloads_and_in_no_bar() {
+        for workload in &WORKLOADS {
+            let is_in = workload.ways().contains(&Way::OwnFaults);
+            let expected = ["kv", "lookup", "bfs-hints", "gather"].contains(&workload.name);
+            assert_eq!(is_in, expected, "{}", workload.name);
+        }
+        assert!(BARS.iter().all(|bar| !bar.ours.contains("own-faults") && !bar.theirs.contains("own-faults")));
     }
 
     #[test]

@@ -265,12 +265,12 @@ mod tests {
 
     #[test]
     fn a_workload_of_the_library_has_its_contenders_and_the_others_have_not() {
-        let names = contenders("dram,contexts,contexts:emulated:xl-flash-slc,aquifer-flash");
+        let names = contenders("dram,contexts,own-faults:emulated:xl-flash-slc,aquifer-flash");
         let kv = Measured { own_local: Some(25), ..measured("kv") };
         let plan = plan(&[kv, measured("stream")], &[30], &names, 1, &Obstacles::default());
         let steps: Vec<_> =
             plan.steps.iter().map(|s| format!("{} {} {}", s.workload.name, s.local_percent, s.contender)).collect();
-        let of_kv = ["dram", "contexts", "contexts:emulated:xl-flash-slc", "aquifer-flash"];
+        let of_kv = ["dram", "contexts", "own-faults:emulated:xl-flash-slc", "aquifer-flash"];
         let of_kv = of_kv.map(|contender| format!("kv 25 {contender}"));
         let of_stream = ["dram", "aquifer-flash"].map(|contender| format!("stream 30 {contender}"));
         assert_eq!(steps, [&of_kv[..], &of_stream].concat());
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_workload_that_is_about_hints_or_python_has_the_ways_of_its_program_alone() {
-        let names = contenders("dram,blocking,hints,contexts,in-place,mmap-file");
+        let names = contenders("dram,blocking,own-faults,hints,contexts,in-place,mmap-file");
         let all = [measured("hints"), measured("gather-python")];
         let plan = plan(&all, &[30], &names, 1, &Obstacles::default());
         let steps: Vec<_> = plan.steps.iter().map(|s| format!("{} {}", s.workload.name, s.contender)).collect();

@@ -86,7 +86,8 @@ impl Workload {
         match self.name {
             "hints" => &[Way::Blocking, Way::Hints],
             _ if self.is_python() => &[Way::Blocking, Way::InPlace],
-            _ if self.uses_library() => &[Way::Blocking, Way::Contexts, Way::Hints, Way::InPlace],
+            // The program gives the memory of its items to no system call.
+            _ if self.uses_library() => &[Way::Blocking, Way::Contexts, Way::Hints, Way::InPlace, Way::OwnFaults],
             _ => &[],
         }
     }

@@ -50,6 +50,11 @@ fn named_mappings_writes_in_place_and_curves_are_those_of_the_crate() {
 }
 
 #[test]
+fn threads_resolve_their_own_faults_and_system_calls_fail() {
+    passes("own_faults.c", Linkage::Shared);
+}
+
+#[test]
 fn threads_may_use_handles_that_others_close() {
     passes("threads.c", Linkage::Shared);
 }

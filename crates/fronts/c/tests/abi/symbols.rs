@@ -67,8 +67,8 @@ fn structs_are_laid_out_as_the_compiler_does() {
         (
             "struct aquifer_options",
             size_of::<space::Options>(),
-            "named_in",
-            std::mem::offset_of!(space::Options, named_in),
+            "without_system_calls",
+            std::mem::offset_of!(space::Options, without_system_calls),
         ),
         (
             "struct aquifer_limits",

@@ -49,6 +49,8 @@ static void options_that_cannot_be(void) {
     REFUSED(AQUIFER_ERR_TIER_SPEC, tiers, &bad);
     REFUSED(AQUIFER_ERR_POLICY, policy, "mru");
     REFUSED(AQUIFER_ERR_BLOCK_SIZE, block_size, "3KiB");
+    REFUSED(AQUIFER_ERR_ARGUMENT, without_system_calls, 2);
+    REFUSED(AQUIFER_ERR_ARGUMENT, reserved, 1);
     options = good;
     options.tiers = many;
     options.tiers_count = SIZE_MAX;

@@ -19,6 +19,12 @@ class Space(_native.Space):
     Settings are written as for ``aquifer run``. ``dram``: 16 MiB to 1 TiB, as ``"4GiB"`` or a number of bytes.
     ``tiers``: one to four, the fastest first. ``policy``: which policy chooses the blocks to evict. ``block_size``:
     a power of two from ``"4KiB"`` to ``"2MiB"``, or ``"auto"``. ``named_in``: the directory of its named mappings.
+
+    ``without_system_calls``: each thread fetches what it touches itself, instead of a thread of the space, which is
+    much faster. In return, a system call that is given evicted memory fails with EFAULT: an ``OSError`` of
+    ``file.write(array)``, ``array.tofile``, ``socket.send`` or ``file.readinto``, for example. Copy first, as with
+    ``bytes(view)``, or pin the range. A thread that touches the memory must not block SIGBUS, and nothing may replace
+    the handler of SIGBUS after the first space was opened: enable ``faulthandler`` before that.
     """
 
     def __new__(
@@ -29,10 +35,12 @@ class Space(_native.Space):
         policy: Optional[str] = None,
         block_size: Union[int, str, None] = None,
         named_in: Union[str, "os.PathLike[str]", None] = None,
+        without_system_calls: bool = False,
     ) -> "Space":
         tiers = [tiers] if isinstance(tiers, str) else list(tiers)
         size = None if block_size is None else _size(block_size)
-        return super().__new__(cls, _size(dram), tiers, policy, size, None if named_in is None else os.fspath(named_in))
+        directory = None if named_in is None else os.fspath(named_in)
+        return super().__new__(cls, _size(dram), tiers, policy, size, directory, without_system_calls)
 
     def map(self, size: int) -> Mapping:
         """Maps ``size`` bytes of zeros, 1 byte to 1 TiB."""

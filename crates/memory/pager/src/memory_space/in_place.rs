@@ -12,6 +12,9 @@
 //! If the same page is read or written again soon, the access takes the usual path and makes the page resident, because
 //! the page is in use. Writes are in `write_in_place.rs`.
 //!
+//! Where the bytes go may be memory of a space, too, whose threads resolve their own faults. So it is touched only
+//! while their signal is not blocked, and while no lock is held.
+//!
 //! Threads: any of the caller's.
 
 #![allow(unsafe_code, reason = "a scratch page is lent to the tier")]
@@ -32,10 +35,17 @@ pub(super) const PAGE: usize = PAGE_BYTES as usize;
 /// counts as touched for the first time again.
 const REMEMBERED: usize = 4096;
 
+/// The contents of an evicted page, as they were found in the tier.
+enum InPlacePage {
+    Zeros,
+    /// The scratch page that has them, to be put back.
+    Read(Reserved),
+}
+
 /// What the reads and writes in place of one space need.
 #[derive(Debug)]
 pub(super) struct InPlace {
-    /// Scratch pages that no thread uses now: at most two for each thread that reads or writes at the same time.
+    /// Scratch pages that no thread uses now: at most three for each thread that reads or writes at the same time.
     scratch: Mutex<Vec<Reserved>>,
     /// Pages that were read or written in place lately, each in the place that its number selects.
     lately: Box<[AtomicU64]>,
@@ -90,36 +100,48 @@ impl Mapping<'_> {
     /// Copies a part of the page that holds `at`, from its byte `within` on. False if the page must be read in the
     /// usual way.
     fn read_page(&self, at: usize, within: usize, part: &mut [u8]) -> bool {
-        let (page, pager) = (PageIndex::at(self.start.as_ptr() as usize + at), self.space.pager);
+        match self.found_in_place(PageIndex::at(self.start.as_ptr() as usize + at)) {
+            Some(InPlacePage::Zeros) => part.fill(0),
+            Some(InPlacePage::Read(scratch)) => {
+                {
+                    // SAFETY: the scratch page is this thread's until it is put back, when the buffer is gone.
+                    let buffer = unsafe { scratch.buffer(0, PAGE) };
+                    part.copy_from_slice(&buffer.bytes()[within..within + part.len()]);
+                }
+                self.space.in_place.put(scratch);
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Reads an evicted page where it is, and checks it. `None` if the page must be read in the usual way.
+    fn found_in_place(&self, page: PageIndex) -> Option<InPlacePage> {
+        let pager = self.space.pager;
         let _blocked = Blocked::all();
         let (offset, stored) = {
             let engine = pager.undivided().engine();
             let map = engine.map();
-            let Some(block) = map.find(page).filter(|block| map.block(*block).state == State::Stored) else {
-                return false;
-            };
+            let block = map.find(page).filter(|block| map.block(*block).state == State::Stored)?;
             let index = (page - map.pages(block).start) as usize;
-            let Some(slot) = map.slot(block) else { return false };
-            (slot.offset_of(index * PAGE), map.guards(block)[index])
+            (map.slot(block)?.offset_of(index * PAGE), map.guards(block)[index])
         };
         if stored == guard::UNKNOWN || self.space.in_place.is_second(page) {
-            return false;
+            return None;
         }
         if stored == guard::ZERO {
-            part.fill(0);
-            return true;
+            return Some(InPlacePage::Zeros);
         }
-        let Some(scratch) = self.space.in_place.take() else { return false };
+        let scratch = self.space.in_place.take()?;
         let is_right = {
             // SAFETY: the scratch page is this thread's until it is put back, which is after the buffer is gone.
             let mut buffer = unsafe { scratch.buffer(0, PAGE) };
-            let is_right = pager.tier.read(offset, &mut buffer).is_ok() && guard::of_page(buffer.bytes()) == stored;
-            if is_right {
-                part.copy_from_slice(&buffer.bytes()[within..within + part.len()]);
-            }
-            is_right
+            pager.tier.read(offset, &mut buffer).is_ok() && guard::of_page(buffer.bytes()) == stored
         };
+        if is_right {
+            return Some(InPlacePage::Read(scratch));
+        }
         self.space.in_place.put(scratch);
-        is_right
+        None
     }
 }

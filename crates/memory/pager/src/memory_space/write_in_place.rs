@@ -56,7 +56,7 @@ impl Mapping<'_> {
         while done < bytes.len() {
             let within = (at + done) % PAGE;
             let part = &bytes[done..done + (PAGE - within).min(bytes.len() - done)];
-            if self.write_page(at + done, within, part)? {
+            if self.write_copied(at + done, within, part)? {
                 in_place += 1;
             } else {
                 self.write(at + done, part)?;
@@ -64,6 +64,22 @@ impl Mapping<'_> {
             done += part.len();
         }
         Ok(in_place)
+    }
+
+    /// As `write_page`, with bytes that may be memory of a space, too: so they are copied while the signal of a fault
+    /// is not blocked, and while no block is busy.
+    fn write_copied(&self, at: usize, within: usize, part: &[u8]) -> Result<bool, SpaceFailure> {
+        let in_place = &self.space.in_place;
+        let Some(copy) = in_place.take() else { return Ok(false) };
+        let written = {
+            // SAFETY: the scratch page is this thread's until it is put back, which is after the buffer is gone.
+            let mut buffer = unsafe { copy.buffer(0, PAGE) };
+            let copied = &mut buffer.bytes_mut()[..part.len()];
+            copied.copy_from_slice(part);
+            self.write_page(at, within, copied)
+        };
+        in_place.put(copy);
+        written
     }
 
     /// Changes a part of the page that holds `at`, from its byte `within` on. False if the page must be written to in
