@@ -247,7 +247,9 @@ mod tests {
     fn only_plain_numbers_are_numbers() {
         assert_eq!(integer(b"-9223372036854775808"), Some(i64::MIN));
         assert_eq!([integer(b"0"), integer(b"-10"), integer(b"100")], [Some(0), Some(-10), Some(100)]);
-        for no in [&b""[..], b"-", b"+1", b"007", b"-0", b"00", b"-01", b" 1", b"1 ", b"1.0", b"9223372036854775808", b"\xff"] {
+        for no in
+            [&b""[..], b"-", b"+1", b"007", b"-0", b"00", b"-01", b" 1", b"1 ", b"1.0", b"9223372036854775808", b"\xff"]
+        {
             assert_eq!(integer(no), None, "{}", no.escape_ascii());
         }
     }

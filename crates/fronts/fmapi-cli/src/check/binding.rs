@@ -57,7 +57,8 @@ impl Suite<'_> {
     fn undo(&mut self, bind: &BindVppb) -> Result<String, Stop> {
         // The bind may still be going on. A peer that does not say so is asked for the vPPB.
         let _ = self.client.wait_for_background();
-        let vppb = self.client.virtual_switch(bind.vcs_id).map(|read| read.vppbs.get(usize::from(bind.vppb_id)).copied());
+        let vppb =
+            self.client.virtual_switch(bind.vcs_id).map(|read| read.vppbs.get(usize::from(bind.vppb_id)).copied());
         if let Ok(Some(Vppb { status: BindingStatus::Unbound, .. })) = vppb {
             return Ok("nothing was bound".into());
         }
