@@ -146,8 +146,8 @@ fn length(bytes: &[u8], at: usize) -> Result<Option<(i64, usize)>, ()> {
     Ok(Some((integer(digits).ok_or(())?, at + end + 1)))
 }
 
-/// Returns a decimal number as Redis writes it: no plus sign, no spaces, no leading zeros, nothing else. Otherwise `INCR`
-/// would change values such as `007`, which are text to Redis.
+/// Returns a decimal number as Redis writes it: no plus sign, no spaces, no leading zeros, nothing else. Otherwise
+/// `INCR` would change values such as `007`, which are text to Redis.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let is_number = match digits {
