@@ -199,7 +199,11 @@ pub fn parse<'r>(words: &[&'r [u8]], now_ms: u64) -> Result<Command<'r>, Command
             exactly(1)?;
             Command::DbSize
         }
-        b"flushall" | b"flushdb" => Command::Flush,
+        b"flushall" | b"flushdb" => match &words[1..] {
+            [] => Command::Flush,
+            [how] if [&b"async"[..], b"sync"].iter().any(|it| how.eq_ignore_ascii_case(it)) => Command::Flush,
+            _ => return Err(CommandFailure::Syntax),
+        },
         b"command" => Command::Commands,
         b"config" if words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(b"get")) => Command::Settings,
         b"client" if words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(b"setname")) => Command::Agree,
@@ -271,6 +275,8 @@ mod tests {
         assert_eq!(parsed("EXPIRE k 10"), Ok(Command::Expire { key: b"k", at_ms: NOW_MS + 10_000 }));
         assert_eq!(parsed("PEXPIRE k -2000000"), Ok(Command::Expire { key: b"k", at_ms: 0 }));
         assert_eq!(parsed("select 0"), Ok(Command::Agree));
+        assert_eq!(parsed("FlushAll Async"), Ok(Command::Flush));
+        assert_eq!(parsed("flushdb SYNC"), Ok(Command::Flush));
         let set =
             |expiry, condition, returns_old| Command::Set { key: b"k", value: b"v", expiry, condition, returns_old };
         assert_eq!(parsed("set k v"), Ok(set(Expiry::Never, Condition::Always, false)));
@@ -293,6 +299,8 @@ mod tests {
             ("expire k 9223372036854775807", "ERR invalid expire time in 'expire' command"),
             ("incrby k 1.5", "ERR value is not an integer or out of range"),
             ("decrby k -9223372036854775808", "ERR value is not an integer or out of range"),
+            ("flushall now", "ERR syntax error"),
+            ("flushdb async sync", "ERR syntax error"),
             ("select 1", "ERR DB index is out of range"),
             ("lpush l x", "ERR unknown command 'lpush', with args beginning with: 'l' 'x'"),
             (

@@ -146,10 +146,16 @@ fn length(bytes: &[u8], at: usize) -> Result<Option<(i64, usize)>, ()> {
     Ok(Some((integer(digits).ok_or(())?, at + end + 1)))
 }
 
-/// Returns a decimal number as Redis writes it: no plus sign, no spaces, nothing else.
+/// Returns a decimal number as Redis writes it: no plus sign, no spaces, no leading zeros, nothing else. Otherwise
+/// `INCR` would change values such as `007`, which are text to Redis.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+    let is_number = match digits {
+        [] => false,
+        [b'0', ..] => text == b"0",
+        digits => digits.iter().all(u8::is_ascii_digit),
+    };
+    if !is_number {
         return None;
     }
     std::str::from_utf8(text).ok()?.parse().ok()
@@ -240,7 +246,10 @@ mod tests {
     #[test]
     fn only_plain_numbers_are_numbers() {
         assert_eq!(integer(b"-9223372036854775808"), Some(i64::MIN));
-        for no in [&b""[..], b"-", b"+1", b" 1", b"1 ", b"1.0", b"9223372036854775808", b"\xff"] {
+        assert_eq!([integer(b"0"), integer(b"-10"), integer(b"100")], [Some(0), Some(-10), Some(100)]);
+        for no in
+            [&b""[..], b"-", b"+1", b"007", b"-0", b"00", b"-01", b" 1", b"1 ", b"1.0", b"9223372036854775808", b"\xff"]
+        {
             assert_eq!(integer(no), None, "{}", no.escape_ascii());
         }
     }

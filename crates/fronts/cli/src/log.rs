@@ -44,7 +44,8 @@ pub fn say(message: &dyn fmt::Display) {
 
 fn line(format: LogFormat, message: &str) -> String {
     match format {
-        LogFormat::Text => format!("aquifer: {message}\n"),
+        // A path can contain whatever a terminal obeys, and line breaks.
+        LogFormat::Text => format!("aquifer: {}\n", message.replace(char::is_control, "?")),
         LogFormat::Json => {
             let object = serde_json::json!({ "source": "aquifer", "pid": std::process::id(), "message": message });
             format!("{object}\n")
@@ -59,6 +60,7 @@ mod tests {
     #[test]
     fn a_message_is_one_line_in_either_format() {
         assert_eq!(line(LogFormat::Text, "the disk is full"), "aquifer: the disk is full\n");
+        assert_eq!(line(LogFormat::Text, "'a\nb\x1b[31m' ended"), "aquifer: 'a?b?[31m' ended\n");
         let json = line(LogFormat::Json, "a \"quoted\"\nname");
         assert_eq!(json.lines().count(), 1);
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();

@@ -41,7 +41,7 @@ pub struct TopArgs {
     interval: Duration,
 }
 
-/// Draws until a key or a signal ends the command.
+/// Draws until a key ends the command. On a signal, and if the terminal hangs up, the process exits by itself.
 pub fn top(args: &TopArgs) -> Result<process::ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::new(
@@ -61,7 +61,6 @@ pub fn top(args: &TopArgs) -> Result<process::ExitCode, Failure> {
             match terminal.input(next.saturating_duration_since(Instant::now()))? {
                 Input::Nothing => break,
                 Input::Resized => {}
-                Input::Ended { status } => return Ok(status.into()),
                 Input::Key(key) if ends(key) && !view.is_typing() => return Ok(ExitCode::Success.into()),
                 Input::Key(KeyEvent { code: KeyCode::Char('c'), modifiers: KeyModifiers::CONTROL, .. }) => {
                     return Ok(ExitCode::Success.into());

@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_fmapi::*;
 use aquifer_fmapi_cli::check::{CASES, DEPARTURES, Report, Verdict, check};
@@ -299,6 +301,36 @@ fn every_case_is_judged_once_whatever_a_peer_answers() {
             }
         };
         judge(format!("seed {seed}"), Box::new(spoilt));
+    }
+}
+
+/// The vPPBs of each virtual switch, and what is bound to them.
+fn bindings(client: &mut Client) -> Vec<Vec<Vppb>> {
+    let count = client.identify_switch().unwrap().virtual_switches;
+    (0..count).map(|vcs_id| client.virtual_switch(vcs_id).unwrap().vppbs).collect()
+}
+
+/// A check that may bind leaves nothing bound, also if it cannot judge the bind.
+#[test]
+fn what_a_check_has_bound_is_unbound_whatever_the_peer_answers_to_it() {
+    let spoilt = [Opcode::BIND_VPPB, Opcode::BACKGROUND_STATUS];
+    for (name, spoil) in SPOILS {
+        for opcode in spoilt {
+            let is_right = Arc::new(AtomicBool::new(true));
+            let answers_right = Arc::clone(&is_right);
+            let mut random = Random(9);
+            let mut client = peers::switch(&Dialect::STANDARD, move |asked, answer| {
+                if asked.header.opcode == opcode && !answers_right.load(Ordering::Relaxed) {
+                    spoil(answer, random.bits());
+                }
+            });
+            let before = bindings(&mut client);
+            is_right.store(false, Ordering::Relaxed);
+            let report = check(&mut client, true, None).unwrap();
+            is_right.store(true, Ordering::Relaxed);
+            client.wait_for_background().unwrap();
+            assert_eq!(bindings(&mut client), before, "{name} to {opcode}:\n{}", aquifer_fmapi_cli::text(&report));
+        }
     }
 }
 

@@ -4,24 +4,26 @@
 //! The terminal of `aquifer top`: raw mode and the alternate screen, restored at the end, on a panic, and on SIGTERM,
 //! SIGHUP and SIGINT.
 //!
-//! Threads: one. The signals are blocked and read from a descriptor, so no handler runs while drawing.
+//! Threads: one draws and reads keys. Another one ends the process on a signal, or when the terminal hangs up:
+//! crossterm reads a terminal that has hung up again and again, and never returns. The signals are blocked and read from a
+//! descriptor, so no handler runs while drawing.
 
-use std::io::{self, Write};
-use std::panic;
-use std::time::{Duration, Instant};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+use std::{panic, process, thread};
 
 use crossterm::cursor::{Hide, MoveTo, Show};
 use crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use crossterm::style::Print;
 use crossterm::terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{execute, queue, terminal};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::exit::{ExitCode, Failure};
-
-/// Maximum delay before a signal is noticed.
-const SLICE: Duration = Duration::from_millis(100);
 
 /// What a wait for input ends with.
 pub enum Input {
@@ -31,25 +33,17 @@ pub enum Input {
     Resized,
     /// A key was pressed.
     Key(KeyEvent),
-    /// A signal ends this process.
-    Ended {
-        /// 128 + the signal's number.
-        status: u8,
-    },
 }
 
 /// The terminal in raw mode, restored on drop.
-pub struct Terminal {
-    signals: SignalFd,
-}
+pub struct Terminal;
 
 impl Terminal {
     /// Switches the terminal to raw mode and the alternate screen.
     pub fn take() -> Result<Terminal, Failure> {
         let ours: SigSet = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT].into_iter().collect();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None).map_err(|errno| unusable(errno.into()))?;
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let signals = SignalFd::with_flags(&ours, flags).map_err(|errno| unusable(errno.into()))?;
+        let signals = SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC).map_err(|errno| unusable(errno.into()))?;
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             // Restores the terminal first, so that the message appears on the normal screen.
@@ -57,7 +51,8 @@ impl Terminal {
             before(info);
         }));
         terminal::enable_raw_mode().map_err(unusable)?;
-        let terminal = Terminal { signals };
+        let terminal = Terminal;
+        thread::Builder::new().name("end".into()).spawn(move || end(&signals)).map_err(unusable)?;
         execute!(io::stdout(), EnterAlternateScreen, Hide).map_err(unusable)?;
         Ok(terminal)
     }
@@ -74,21 +69,13 @@ impl Terminal {
 
     /// Waits for input, for up to `timeout`.
     pub fn input(&mut self, timeout: Duration) -> Result<Input, Failure> {
-        let until = Instant::now() + timeout;
-        loop {
-            if let Ok(Some(signal)) = self.signals.read_signal() {
-                return Ok(Input::Ended { status: 128 + u8::try_from(signal.ssi_signo).unwrap_or(0) });
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if event::poll(left.min(SLICE)).map_err(unusable)? {
-                match event::read().map_err(unusable)? {
-                    Event::Key(key) if key.kind != KeyEventKind::Release => return Ok(Input::Key(key)),
-                    Event::Resize(..) => return Ok(Input::Resized),
-                    _ => {}
-                }
-            } else if left.is_zero() {
-                return Ok(Input::Nothing);
-            }
+        if !event::poll(timeout).map_err(unusable)? {
+            return Ok(Input::Nothing);
+        }
+        match event::read().map_err(unusable)? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => Ok(Input::Key(key)),
+            // Whatever else has happened, to draw again is harmless.
+            _ => Ok(Input::Resized),
         }
     }
 }
@@ -97,6 +84,27 @@ impl Drop for Terminal {
     fn drop(&mut self) {
         give_back();
     }
+}
+
+/// Waits for a signal, or for the end of the terminal, then restores the terminal and ends the process with 128 + the
+/// signal's number.
+fn end(signals: &SignalFd) {
+    let (stdin, stdout) = (io::stdin(), io::stdout());
+    let mut ends = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    // The kernel always reports a hang-up. Not every terminal sends SIGHUP: one that controls no session does not, and
+    // that signal may be ignored.
+    ends.push(PollFd::new(stdout.as_fd(), PollFlags::empty()));
+    if stdin.is_terminal() {
+        ends.push(PollFd::new(stdin.as_fd(), PollFlags::empty()));
+    }
+    while poll(&mut ends, PollTimeout::NONE) == Err(Errno::EINTR) {}
+    let is_signal = ends[0].any().unwrap_or_default();
+    let signal = is_signal.then(|| signals.read_signal().ok().flatten()).flatten();
+    let number = signal.map_or(Signal::SIGHUP as u32, |signal| signal.ssi_signo);
+    // Nothing is drawn any more.
+    let _stdout = stdout.lock();
+    give_back();
+    process::exit(128 + number as i32);
 }
 
 /// Restores the terminal. Calling it twice is harmless.
