@@ -7,6 +7,8 @@
 //! It bounds pagers that read one page at a time on demand. A pager that reads ahead can exceed it where a program reads
 //! in order.
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -16,8 +18,9 @@ use crate::record::{Run, Skipped, figures};
 use crate::verdict::{Bar, Verdict, better_of};
 use crate::workload::{Input, Sizing, Workload};
 
-/// Graphs up to this scale can be simulated: `SCALE_MAX` of the simulator.
-pub const SCALE_MAX: u64 = 20;
+/// What the simulator accepts: scales of graphs, and numbers of values.
+const SCALES: RangeInclusive<u64> = 8..=20;
+const VALUES: RangeInclusive<u64> = 1000..=1 << 24;
 
 /// The nominal time of a page's read by emulated devices, in microseconds: `read_ns` of their profiles in
 /// `crates/memory/tiers/profiles`, from KIOXIA's slide "Low Latency FLASH Introduction" of August 2025.
@@ -129,10 +132,9 @@ pub fn question(workload: &Workload, sizing: &Sizing, scale: Option<u64>) -> Res
     };
     if workload.is_graph() {
         let scale = scale.ok_or("the header of the graph cannot be read")?;
-        if scale > SCALE_MAX {
-            return Err(format!(
-                "a graph of scale {scale} is too large for the simulator; measure with --scale {SCALE_MAX} or less"
-            ));
+        if !SCALES.contains(&scale) {
+            let (min, max) = (SCALES.start(), SCALES.end());
+            return Err(format!("no graph of scale {scale} can be simulated; measure with --scale {min} to {max}"));
         }
         return Ok(Question { program, size: vec!["--scale".to_owned(), scale.to_string()] });
     }
@@ -147,6 +149,9 @@ pub fn question(workload: &Workload, sizing: &Sizing, scale: Option<u64>) -> Res
         _ => (1000, 1024),
     };
     let values = sizing.bytes.unwrap_or(bytes) / value_bytes;
+    if !VALUES.contains(&values) {
+        return Err(format!("{values} values cannot be simulated; measure with --bytes 1MiB to 15GiB"));
+    }
     Ok(Question { program, size: words([("--values", values), ("--slot", slot)]) })
 }
 
@@ -325,12 +330,16 @@ mod tests {
         let sizing = Sizing::default();
         assert_eq!(asked("pr", &sizing, Some(20)).unwrap(), "pagerank --scale 20");
         let refused = asked("bfs", &sizing, Some(22)).unwrap_err();
-        assert_eq!(refused, "a graph of scale 22 is too large for the simulator; measure with --scale 20 or less");
+        assert_eq!(refused, "no graph of scale 22 can be simulated; measure with --scale 8 to 20");
+        assert!(asked("bfs", &sizing, Some(7)).is_err());
         assert!(asked("bfs", &sizing, None).unwrap_err().contains("header"));
         assert_eq!(asked("redis", &sizing, None).unwrap(), "server --values 524288 --slot 1280");
         assert_eq!(asked("ycsb-a", &sizing, None).unwrap(), "ycsb --values 536870 --slot 1024");
         let sizing = Sizing { bytes: Some(64 << 20), ..sizing };
         assert_eq!(asked("kv", &sizing, None).unwrap(), "server --values 65536 --slot 1024");
+        let sizing = Sizing { bytes: Some(17 << 30), ..sizing };
+        let refused = asked("redis", &sizing, None).unwrap_err();
+        assert_eq!(refused, "17825792 values cannot be simulated; measure with --bytes 1MiB to 15GiB");
     }
 
     #[test]

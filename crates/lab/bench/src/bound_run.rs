@@ -46,6 +46,7 @@ pub fn put(
         );
         return Ok(cases.iter().map(|case| bound::without(case, &reason)).collect());
     };
+    progress.start(1);
     progress.begin("bounds");
     let mut limits = Limits { bench, simulator, answers: Vec::new(), disk_us: None };
     let mut unbounded = Vec::new();
@@ -119,7 +120,11 @@ impl Limits<'_> {
         let answer = if finished.status.success() {
             bound::answers(&finished.stdout).ok_or_else(|| format!("{SIMULATOR} printed no bound; build it anew"))
         } else {
-            Err(format!("{SIMULATOR} failed: {}", finished.complaint()))
+            Err(format!(
+                "{} failed: {}; build it anew if it is older than this program",
+                self.simulator.display(),
+                finished.complaint()
+            ))
         };
         self.answers.push((question, answer.clone()));
         Ok(answer)

@@ -80,7 +80,7 @@ pub struct Bound {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [30, 50, 70],
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub local: Vec<u32>,
-    /// Vertices of the graphs as a power of two; their degree is Graph500's
+    /// Vertices of the graphs as a power of two, at most 20; each has 16 edges on average, as in Graph500
     #[arg(long, value_name = "N", default_value_t = SCALE, value_parser = scale())]
     pub scale: u32,
     /// Values of the servers
@@ -183,7 +183,7 @@ pub struct Workloads {
     /// Blocks of 128 KiB that the synthetic workloads have; the graphs have their own size
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(100..=1 << 24))]
     pub blocks: u32,
-    /// Vertices of the graphs as a power of two
+    /// Vertices of the graphs as a power of two, at most 20
     #[arg(long, value_name = "N", default_value_t = SCALE, value_parser = scale())]
     pub scale: u32,
     /// How many bytes the engine moves as one, or auto
