@@ -142,8 +142,8 @@ impl Work {
     }
 }
 
-/// The least time of a unit of work in microseconds: what it takes in DRAM, and its reads, which `threads` threads share
-/// evenly.
+/// The least time of a unit of work in microseconds: what it takes in DRAM, and its reads, which `threads` threads
+/// share evenly.
 pub fn least_us(dram_us: f64, misses: f64, read_us: f64, threads: u32) -> f64 {
     dram_us + misses * read_us / f64::from(threads)
 }
@@ -195,8 +195,8 @@ mod tests {
         }
     }
 
-    /// A request reads at most the pages that a value may lie in, and PageRank reads at least the part of the edges that
-    /// does not fit beside the rest.
+    /// A request reads at most the pages that a value may lie in, and PageRank reads at least the part of the edges
+    /// that does not fit beside the rest.
     #[test]
     fn misses_are_of_the_size_that_they_must_be() {
         let server = Bounded::Server.work(DATA, 1).unwrap().misses(&[1])[0];
