@@ -260,7 +260,8 @@ mod tests {
     #[test]
     fn traces_are_within_their_arrays_and_the_same_for_the_same_seed() {
         let (bfs_most, rank_most) = (Visits::BFS, Visits::PAGE_RANK);
-        let kernels: [(fn(Size, u64) -> Trace, Visits); 4] =
+        type Make = fn(Size, u64) -> Trace;
+        let kernels: [(Make, Visits); 4] =
             [(bfs, bfs_most), (bfs_two_ways, bfs_most), (page_rank, rank_most), (betweenness, Visits::BETWEENNESS)];
         for (make, visits) in kernels {
             let size = Size { scale: 14, units: 4 };
