@@ -99,7 +99,7 @@ impl Limits<'_> {
         };
         let answers = self.answers(question, cases)?.map_err(because)?;
         let answer = answers.iter().find(|answer| answer.local_percent == case.bar.local_percent);
-        let answer = answer.ok_or_else(|| because(format!("{SIMULATOR} did not answer; build it anew")))?;
+        let answer = answer.ok_or_else(|| because(format!("{SIMULATOR} did not answer; build it again")))?;
         bound::bound(case, *answer, read_us, self.threads(), runs, measured).map_err(because)
     }
 
@@ -118,10 +118,10 @@ impl Limits<'_> {
         command.args(&question.size);
         let finished = process::run(command, SIMULATOR_TIMEOUT, self.bench.interrupt)?;
         let answer = if finished.status.success() {
-            bound::answers(&finished.stdout).ok_or_else(|| format!("{SIMULATOR} printed no bound; build it anew"))
+            bound::answers(&finished.stdout).ok_or_else(|| format!("{SIMULATOR} printed no bound; build it again"))
         } else {
             Err(format!(
-                "{} failed: {}; build it anew if it is older than this program",
+                "{} failed: {}; build it again if it is older than this program",
                 self.simulator.display(),
                 finished.complaint()
             ))

@@ -259,10 +259,10 @@ mod tests {
     /// no more than what was reserved.
     #[test]
     fn traces_are_within_their_arrays_and_the_same_for_the_same_seed() {
-        let (bfs_most, rank_most) = (Visits::BFS, Visits::PAGE_RANK);
+        let (bfs_max, rank_max) = (Visits::BFS, Visits::PAGE_RANK);
         type Make = fn(Size, u64) -> Trace;
         let kernels: [(Make, Visits); 4] =
-            [(bfs, bfs_most), (bfs_two_ways, bfs_most), (page_rank, rank_most), (betweenness, Visits::BETWEENNESS)];
+            [(bfs, bfs_max), (bfs_two_ways, bfs_max), (page_rank, rank_max), (betweenness, Visits::BETWEENNESS)];
         for (make, visits) in kernels {
             let size = Size { scale: 14, units: 4 };
             let trace = make(size, 1);

@@ -36,7 +36,7 @@ A unit of work is a source of bc, a search of bfs, a round of pagerank (a trial 
 server, where requests follow Zipf's law with exponent 0.99 and popular values lie anywhere. The least time is the time
 in DRAM plus the misses times the read, divided by the threads.
 
-This bounds pagers that read on demand, one page of 4 KiB at a time. Whoever reads ahead can be faster: read-ahead that
+This bounds pagers that read on demand, one page of 4 KiB at a time. Reading ahead can be faster: read-ahead that
 knows the future, or of data that is read in order, as pagerank reads its edges.";
 
 /// Plays workloads and recordings against Aquifer's engine, and prints what it decides.

@@ -44,8 +44,8 @@ pub fn bfs(size: Size, seed: u64) -> Trace {
     recorder.finish()
 }
 
-/// Breadth-first searches as `bench/workloads/bfs.hpp` makes them: top down while the frontier is small, bottom up while
-/// it is large. Each source has neighbours.
+/// Breadth-first searches as `bench/workloads/bfs.hpp` makes them: top down while the frontier is small, bottom up
+/// while it is large. Each source has neighbours.
 pub fn bfs_two_ways(size: Size, seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let graph = Graph::kronecker(size.scale, &mut random);
