@@ -4,7 +4,8 @@
 //! What a bar can be at most, by arithmetic: the time in DRAM, and a read of the medium for each miss of an optimum
 //! that knows the future. Pure; `bound_run.rs` asks the simulator for the misses and the disk for its time.
 //!
-//! It bounds pagers that read one page at a time on demand. A pager that reads ahead can exceed it where a program reads
+//! It bounds pagers that read one page at a time on demand. A pager that reads ahead can exceed it where a program
+//! reads
 //! in order.
 
 use std::ops::RangeInclusive;
