@@ -51,6 +51,8 @@ Bars are printed last, each met, missed or not measured; with --check, a missed 
                               --contender dram,aquifer-emulated:xl-flash-slc
                               --contender cache,cache:emulated:xl-flash-slc
   a miss-ratio curve          --overhead curve
+Beside bars over dram and swap: what a pager that reads on demand can reach at most, for servers and
+for graphs up to --scale 20, if aquifer-sim is beside this program or in PATH.
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
 4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned

@@ -4,7 +4,7 @@
 //! Measures with fio what the disk can do with a workload's mix of reads and writes: the ceiling for a pager without a
 //! cache. The mix [`RANDOM_READS`] stands for reads of single pages at random places.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -77,57 +77,95 @@ pub fn measure(
     interrupt: &Interrupt,
     mut progress: impl FnMut(&FioPoint),
 ) -> Result<Vec<FioPoint>, BenchFailure> {
-    let file = directory.join(undo::name(token, "fio"));
-    let mut undo = UndoList::default();
-    undo.push(Undo::RemoveFile(file.clone()));
-    let mut refused = None;
-    let engine = ["io_uring", "libaio", "psync"].into_iter().find(|engine| {
-        match call(&file, engine, &["--rw=write", "--bs=1M", "--iodepth=8"], interrupt) {
-            Ok(_) => true,
-            Err(failure) => {
-                refused = Some(failure);
-                false
-            }
-        }
-    });
-    let Some(engine) = engine else {
-        return Err(refused.unwrap_or_else(|| BenchFailure::trouble("fio has no usable engine", "")));
-    };
+    let disk = Disk::prepare(directory, token, interrupt)?;
     let mut points = Vec::new();
-    for (reads, writes) in mixes {
-        let share = format!("--rwmixread={}", reads * 100 / (reads + writes));
-        let (blocks, depths, order): (&[u64], &[u32], _) = match (*reads, *writes) {
-            RANDOM_READS => (&RANDOM_BLOCKS, &RANDOM_DEPTHS, "--rw=randread"),
-            _ => (&BLOCKS, &DEPTHS, "--rw=rw"),
+    for mix in mixes {
+        let (blocks, depths): (&[u64], &[u32]) = match *mix {
+            RANDOM_READS => (&RANDOM_BLOCKS, &RANDOM_DEPTHS),
+            _ => (&BLOCKS, &DEPTHS),
         };
         for block in blocks.iter().copied() {
             for depth in depths.iter().copied() {
-                let arguments = [
-                    &format!("--bs={block}"),
-                    &format!("--iodepth={depth}"),
-                    &format!("--runtime={SECONDS_PER_POINT}"),
-                    "--time_based",
-                    order,
-                    &share,
-                ];
-                let document = call(&file, engine, &arguments.map(AsRef::as_ref), interrupt)?;
-                let (read, write) = rates(&document)
-                    .ok_or_else(|| BenchFailure::trouble("fio printed no rates", "check fio --version"))?;
-                let point = FioPoint {
-                    reads: *reads,
-                    writes: *writes,
-                    block_bytes: block,
-                    depth,
-                    engine: engine.into(),
-                    read_bytes_per_second: read,
-                    write_bytes_per_second: write,
-                };
+                let point = disk.point(*mix, block, depth)?;
                 progress(&point);
                 points.push(point);
             }
         }
     }
     Ok(points)
+}
+
+/// The time of a read of one page when there is no other, in microseconds: by a point that was measured, or by one
+/// measured now.
+pub fn page_read_us(
+    points: &[FioPoint],
+    directory: &Path,
+    token: &str,
+    interrupt: &Interrupt,
+) -> Result<f64, BenchFailure> {
+    if let Some(reason) = obstacle() {
+        return Err(BenchFailure::trouble(reason, ""));
+    }
+    let measured = points.iter().find(|point| (point.reads, point.writes) == RANDOM_READS && point.depth == 1);
+    let point = match measured {
+        Some(point) => point.clone(),
+        None => Disk::prepare(directory, token, interrupt)?.point(RANDOM_READS, RANDOM_BLOCKS[0], 1)?,
+    };
+    let rate = point.reads_per_second();
+    if rate <= 0.0 {
+        return Err(BenchFailure::trouble("fio read nothing", "check fio --version"));
+    }
+    Ok(1e6 / rate)
+}
+
+/// A file on the disk, which is removed in the end, and how fio reads and writes it.
+struct Disk<'a> {
+    file: PathBuf,
+    engine: &'static str,
+    interrupt: &'a Interrupt,
+    _undo: UndoList,
+}
+
+impl<'a> Disk<'a> {
+    /// Writes the file once.
+    fn prepare(directory: &Path, token: &str, interrupt: &'a Interrupt) -> Result<Self, BenchFailure> {
+        let file = directory.join(undo::name(token, "fio"));
+        let mut undo = UndoList::default();
+        undo.push(Undo::RemoveFile(file.clone()));
+        let mut refused = None;
+        for engine in ["io_uring", "libaio", "psync"] {
+            match call(&file, engine, &["--rw=write", "--bs=1M", "--iodepth=8"], interrupt) {
+                Ok(_) => return Ok(Self { file, engine, interrupt, _undo: undo }),
+                Err(failure) => refused = Some(failure),
+            }
+        }
+        Err(refused.unwrap_or_else(|| BenchFailure::trouble("fio has no usable engine", "")))
+    }
+
+    fn point(&self, (reads, writes): (u32, u32), block: u64, depth: u32) -> Result<FioPoint, BenchFailure> {
+        let share = format!("--rwmixread={}", reads * 100 / (reads + writes));
+        let order = if (reads, writes) == RANDOM_READS { "--rw=randread" } else { "--rw=rw" };
+        let arguments = [
+            &format!("--bs={block}"),
+            &format!("--iodepth={depth}"),
+            &format!("--runtime={SECONDS_PER_POINT}"),
+            "--time_based",
+            order,
+            &share,
+        ];
+        let document = call(&self.file, self.engine, &arguments.map(AsRef::as_ref), self.interrupt)?;
+        let (read, write) =
+            rates(&document).ok_or_else(|| BenchFailure::trouble("fio printed no rates", "check fio --version"))?;
+        Ok(FioPoint {
+            reads,
+            writes,
+            block_bytes: block,
+            depth,
+            engine: self.engine.into(),
+            read_bytes_per_second: read,
+            write_bytes_per_second: write,
+        })
+    }
 }
 
 fn call(file: &Path, engine: &str, arguments: &[&str], interrupt: &Interrupt) -> Result<Value, BenchFailure> {

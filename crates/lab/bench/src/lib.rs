@@ -11,14 +11,16 @@
 //!
 //! `run.rs` is the sequence of a run; `prepare.rs` makes what it needs. The decisions are pure, with tests in the same
 //! file: `args.rs` (the request, whose table of flags is the crate `bench-args`), `plan.rs` (what will run and what
-//! cannot), `order.rs`, `ratios.rs`, `verdict.rs`. Each kind of effect has a file that also undoes it: `cgroup.rs`,
-//! `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for all.
+//! cannot), `order.rs`, `ratios.rs`, `verdict.rs`, `bound.rs`. Each kind of effect has a file that
+//! also undoes it: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for all.
 //!
 //! ```
 //! assert_eq!(aquifer_bench::parse_size("1.5GiB"), Ok(1_610_612_736));
 //! ```
 
 mod args;
+mod bound;
+mod bound_run;
 mod cache;
 mod certificates;
 mod cgroup;

@@ -438,6 +438,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         met: measured
             .filter(|_| is_judged)
             .map(|measured| if at_least { measured >= case.bar } else { measured <= case.bar }),
+        bound: None,
         note: match runs.iter().rfind(own) {
             None => "not run".into(),
             Some(run) => run.problem.clone().unwrap_or_else(|| run.note.clone()),

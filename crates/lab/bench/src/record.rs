@@ -129,6 +129,8 @@ pub struct Record {
     pub memory: Vec<MemoryPoint>,
     pub overheads: Vec<OverheadRun>,
     pub verdicts: Vec<Verdict>,
+    /// The measured bars that could have a bound and have none, by workload and contender.
+    pub unbounded: Vec<Skipped>,
 }
 
 /// Figures of the runs that succeeded, by round.

@@ -29,7 +29,8 @@ use crate::prepare::{
 };
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
-use crate::{donors, fio, leftovers, order, other_build, plot, table, undo, verdict};
+use crate::verdict::Verdict;
+use crate::{bound_run, donors, fio, leftovers, order, other_build, plot, table, undo, verdict};
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
@@ -115,11 +116,13 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         areas: &areas,
         interrupt,
     };
-    let measured = measure_all(&bench, &mut plan, &progress);
+    let mut measured = measure_all(&bench, &mut plan, &progress);
+    let judged = measured.judge(&bench, &progress);
     drop(areas);
     progress.finish();
     let interrupted_by = measured.interrupted_by();
-    let record = measured.into_record(settings, Around { machine, swap_areas: made, donors, skipped: plan.skipped });
+    let around = Around { machine, swap_areas: made, donors, skipped: plan.skipped };
+    let record = measured.into_record(judged, around);
     let code = report(settings, &record)?;
     Ok(interrupted_by.map_or(code, interrupted))
 }
@@ -158,7 +161,31 @@ struct Around {
     skipped: Vec<Skipped>,
 }
 
+/// The bars, and those that have no bound and could have one.
+struct Judged {
+    verdicts: Vec<Verdict>,
+    unbounded: Vec<Skipped>,
+}
+
 impl Measured {
+    /// Judges, and looks for the bounds of the bars unless something stopped the bench.
+    fn judge(&mut self, bench: &Bench, progress: &Progress) -> Judged {
+        let mut verdicts = [
+            verdict::judge(&self.runs, &self.points),
+            overhead::judge(&bench.settings.overheads, &self.overheads),
+            other_build::judge(&self.runs, &self.overheads),
+        ]
+        .concat();
+        let mut unbounded = Vec::new();
+        if self.stopped.is_none() {
+            match bound_run::put(bench, &self.runs, &self.points, &mut verdicts, progress) {
+                Ok(found) => unbounded = found,
+                Err(failure) => self.stopped = Some(failure),
+            }
+        }
+        Judged { verdicts, unbounded }
+    }
+
     /// The signal that stopped it, if one did.
     fn interrupted_by(&self) -> Option<usize> {
         match self.stopped {
@@ -167,8 +194,8 @@ impl Measured {
         }
     }
 
-    /// Compares and judges.
-    fn into_record(self, settings: &Settings, around: Around) -> Record {
+    /// Compares.
+    fn into_record(self, judged: Judged, around: Around) -> Record {
         let Self { runs, points, overheads, memory, stopped } = self;
         let Around { machine, swap_areas, donors, skipped } = around;
         let summaries = summarise(&runs);
@@ -183,12 +210,8 @@ impl Measured {
             latencies: latencies(&runs, &summaries),
             far_accesses: far_accesses(&runs, &summaries),
             summaries,
-            verdicts: [
-                verdict::judge(&runs, &points),
-                overhead::judge(&settings.overheads, &overheads),
-                other_build::judge(&runs, &overheads),
-            ]
-            .concat(),
+            verdicts: judged.verdicts,
+            unbounded: judged.unbounded,
             overheads,
             fio: points,
             memory,

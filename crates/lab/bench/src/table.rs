@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use crate::latency::Latency;
 use crate::library::FarAccess;
-use crate::record::{Record, Run, Summary};
+use crate::record::{Record, Run, Skipped, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
 
@@ -73,6 +73,7 @@ pub fn render(record: &Record) -> String {
     for verdict in &record.verdicts {
         let _ = writeln!(text, "  {}", verdict_line(verdict));
     }
+    bound_lines(&mut text, record);
     if !record.complete {
         text.push_str("\nInterrupted: the table shows what was measured by then.\n");
     }
@@ -248,6 +249,19 @@ fn failures(text: &mut String, record: &Record) {
     }
 }
 
+/// What a bound is, if one is printed, and which bars have none and why.
+fn bound_lines(text: &mut String, record: &Record) {
+    if record.verdicts.iter().any(|verdict| verdict.bound.is_some()) {
+        text.push_str(
+            "  Bounds are those of pagers that read one page at a time on demand: the time in DRAM, and the reads of an\n  \
+             optimum that knows the future. Reading ahead of what is read in order can exceed them.\n",
+        );
+    }
+    for Skipped { workload, contender, reason } in &record.unbounded {
+        let _ = writeln!(text, "  {workload} {contender}: no bound: {reason}");
+    }
+}
+
 /// One bar in one line.
 pub fn verdict_line(verdict: &Verdict) -> String {
     let state = match (verdict.at_least.or(verdict.at_most), verdict.met) {
@@ -271,6 +285,9 @@ pub fn verdict_line(verdict: &Verdict) -> String {
     }
     if let (Some(min), Some(max)) = (verdict.min, verdict.max) {
         let _ = write!(line, " ({}..{})", short(min), short(max));
+    }
+    if let Some(bound) = &verdict.bound {
+        let _ = write!(line, ", bound {}{}, reached {} of it", short(bound.ratio), verdict.unit, short(bound.reached));
     }
     if !verdict.note.is_empty() {
         let _ = write!(line, " [{}]", verdict.note);
@@ -297,6 +314,7 @@ pub fn short(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bound::Bound;
 
     #[test]
     fn numbers_are_short() {
@@ -339,9 +357,13 @@ mod tests {
             min: Some(22.0),
             max: Some(24.0),
             met: Some(true),
+            bound: None,
             note: String::new(),
         };
         assert_eq!(verdict_line(&verdict), "met          b, at least 21x (aim 35x): 23.4x (22.0..24.0)");
+        let bound = Bound { ratio: 26.0, reached: 0.9, misses_per_unit: 2.0, units: 1.0, read_us: 52.0, threads: 2 };
+        let bounded = Verdict { bound: Some(bound), note: "n".into(), ..verdict.clone() };
+        assert!(verdict_line(&bounded).ends_with("23.4x (22.0..24.0), bound 26.0x, reached 0.900 of it [n]"));
         let at_most =
             Verdict { at_least: None, at_most: Some(6.0), unit: " us", aim: None, met: Some(false), ..verdict };
         assert_eq!(verdict_line(&at_most), "MISSED       b, at most 6 us: 23.4 us (22.0..24.0)");

@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use crate::bound::Bound;
 use crate::contender::OTHER_BUILD;
 use crate::fio::{self, FioPoint};
 use crate::library;
@@ -30,6 +31,8 @@ pub struct Verdict {
     pub max: Option<f64>,
     /// None if not measured, or only reported.
     pub met: Option<bool>,
+    /// What a pager that reads on demand can reach at most; None if that is not known.
+    pub bound: Option<Bound>,
     pub note: String,
 }
 
@@ -41,6 +44,13 @@ pub(crate) struct Bar {
     pub(crate) theirs: &'static str,
     pub(crate) at_least: f64,
     pub(crate) aim: Option<f64>,
+}
+
+impl Bar {
+    /// The bar in words, without its limits.
+    pub(crate) fn text(&self) -> String {
+        format!("{} at {} %: {} over {}", self.workload, self.local_percent, self.ours, self.theirs)
+    }
 }
 
 const fn bar(workload: &'static str, ours: &'static str, theirs: &'static str, at_least: f64, aim: Option<f64>) -> Bar {
@@ -85,11 +95,7 @@ const BELOW_BUDGET_PERCENT: u32 = 110;
 /// Judges a record. Bars of workloads that were not requested are omitted.
 pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     let ran = |workload: &str| runs.iter().any(|run| run.workload == workload);
-    let mut verdicts: Vec<Verdict> =
-        BARS.iter().chain(&library::BARS).filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
-    let levels =
-        |bar: &Bar| runs.iter().any(|run| run.workload == bar.workload && run.local_percent == bar.local_percent);
-    verdicts.extend(scattered_bars::all().filter(levels).map(|bar| judge_bar(runs, &bar)));
+    let mut verdicts: Vec<Verdict> = bars(runs).iter().map(|bar| judge_bar(runs, bar)).collect();
     if ran("stream") {
         verdicts.push(judge_ceiling(runs, fio));
     }
@@ -105,6 +111,15 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     verdicts
 }
 
+/// The bars of one contender over another, for the workloads that ran.
+pub(crate) fn bars(runs: &[Run]) -> Vec<Bar> {
+    let ran = |bar: &Bar| runs.iter().any(|run| run.workload == bar.workload);
+    let levels =
+        |bar: &Bar| runs.iter().any(|run| run.workload == bar.workload && run.local_percent == bar.local_percent);
+    let one_level = BARS.into_iter().chain(library::BARS).filter(ran);
+    one_level.chain(scattered_bars::all().filter(levels)).collect()
+}
+
 pub(crate) fn better_of(runs: &[Run], workload: &str) -> Better {
     runs.iter()
         .find(|run| run.workload == workload && run.figure.is_some())
@@ -116,9 +131,8 @@ fn judge_bar(runs: &[Run], bar: &Bar) -> Verdict {
     let series = |contender| figures(runs, bar.workload, bar.local_percent, contender);
     let (ours, theirs) = (series(bar.ours), series(bar.theirs));
     let missing = if ours.is_empty() { bar.ours } else { bar.theirs };
-    let text = format!("{} at {} %: {} over {}", bar.workload, bar.local_percent, bar.ours, bar.theirs);
     from_ratio(
-        text,
+        bar.text(),
         bar.at_least,
         bar.aim,
         compare(&ours, &theirs, better_of(runs, bar.workload)),
@@ -144,6 +158,7 @@ pub(crate) fn from_ratio(
         min: ratio.map(|ratio| ratio.min),
         max: ratio.map(|ratio| ratio.max),
         met: ratio.map(|ratio| ratio.ratio >= at_least),
+        bound: None,
         note: if ratio.is_some() { String::new() } else { missing },
     }
 }
@@ -202,6 +217,7 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
         min: None,
         max: None,
         met: Some(margin >= 0.0),
+        bound: None,
         note: worst.story(),
     })
 }
@@ -291,6 +307,7 @@ fn average_loss(runs: &[Run]) -> Option<Verdict> {
         min: Some(spread.min),
         max: Some(spread.max),
         met: None,
+        bound: None,
         note: format!("over {} workloads", losses.len()),
     })
 }

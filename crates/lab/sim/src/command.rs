@@ -4,6 +4,7 @@
 //! The command line: its arguments, its output, and its exit codes.
 
 pub mod args;
+pub mod bound;
 pub mod contention;
 pub mod histories;
 pub mod replay;

@@ -6,7 +6,8 @@
 //!
 //! Everything is a function of its arguments and a seed: the same command prints the same table.
 //!
-//! - `workload.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
+//! - `workload.rs`, `graph.rs`, `ycsb.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
+//!   `bounded.rs`: what it must read for the programs of `aquifer bench`.
 //! - `instant_program.rs`: a program on the shipped driver, on a machine without delays: `instant.rs`, `contents.rs`.
 //!   `synthetic.rs`: runs workloads on it.
 //! - `model.rs`: the shipped driver on a modelled kernel and tier, interrupted anywhere.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accesses;
+pub mod bounded;
 pub mod contents;
 pub mod counterfactual;
 pub mod graph;
@@ -30,3 +32,4 @@ pub mod recorded_slabs;
 pub mod recording;
 pub mod synthetic;
 pub mod workload;
+pub mod ycsb;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Compares policies on synthetic workloads, replays recordings of `aquifer run --record`, runs the driver on a
-//! modelled machine, and models threads that wait for its lock.
+//! Compares policies on synthetic workloads, says how often a pager must read, replays recordings of `aquifer run
+//! --record`, runs the driver on a modelled machine, and models threads that wait for its lock.
 //!
 //! Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad
 //! arguments; 3 a recording that cannot be read.
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use command::args::{Arguments, Command};
-use command::{Failure, contention, histories, replay, workloads};
+use command::{Failure, bound, contention, histories, replay, workloads};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     let result = match &arguments.command {
         Some(Command::Replay(arguments)) => replay::run(arguments, out),
         Some(Command::Histories(arguments)) => histories::run(arguments, out),
+        Some(Command::Bound(arguments)) => bound::run(arguments, out),
         Some(Command::Contention(arguments)) => contention::run(arguments, out),
         None => workloads::run(&arguments.workloads, out),
     };

@@ -9,7 +9,7 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
-    graph,
+    graph::{self, Size, Visits},
     random::{Random, Zipf},
 };
 
@@ -52,6 +52,8 @@ pub struct Trace {
 /// The workloads that can be generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
+    /// Betweenness centrality of a Kronecker graph, from random sources.
+    Bc,
     /// Breadth-first searches over a Kronecker graph, from random roots.
     Bfs,
     /// One array, from start to end, again and again.
@@ -78,7 +80,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 11] = [
+    pub const ALL: [Workload; 12] = [
         Workload::Cyclic,
         Workload::Triad,
         Workload::Phase,
@@ -90,11 +92,13 @@ impl Workload {
         Workload::Server,
         Workload::Bfs,
         Workload::PageRank,
+        Workload::Bc,
     ];
 
     /// The name on the command line and in the table.
     pub fn as_str(self) -> &'static str {
         match self {
+            Workload::Bc => "bc",
             Workload::Bfs => "bfs",
             Workload::Cyclic => "cyclic",
             Workload::Mixed => "mixed",
@@ -109,15 +113,32 @@ impl Workload {
         }
     }
 
+    /// Refuses a scale at which the trace would take too much memory. Only graphs have a scale.
+    pub fn check_scale(self, scale: u32) -> Result<(), String> {
+        let visits = match self {
+            Workload::Bc => Visits::BETWEENNESS,
+            Workload::Bfs => Visits::BFS,
+            Workload::PageRank => Visits::PAGE_RANK,
+            _ => return Ok(()),
+        };
+        Size::of_table(scale).check(visits)
+    }
+
     /// A trace over about `blocks` blocks (the graphs have their own size).
     pub fn trace(self, blocks: u32, seed: u64) -> Trace {
+        self.trace_at(graph::SCALE, blocks, seed)
+    }
+
+    /// A trace over about `blocks` blocks, or over a graph of this scale.
+    pub fn trace_at(self, scale: u32, blocks: u32, seed: u64) -> Trace {
         let mut random = Random::new(seed);
         let mut touches: Vec<Touch> = (0..blocks).map(Touch::write).collect();
         let quarter = blocks / 4;
         let visits = u64::from(blocks) * 12;
         match self {
-            Workload::Bfs => return graph::bfs(seed),
-            Workload::PageRank => return graph::page_rank(seed),
+            Workload::Bc => return graph::betweenness(Size::of_table(scale), seed),
+            Workload::Bfs => return graph::bfs(Size::of_table(scale), seed),
+            Workload::PageRank => return graph::page_rank(Size::of_table(scale), seed),
             Workload::Cyclic => touches.extend((0..12).flat_map(|_| 0..blocks).map(Touch::read)),
             Workload::Triad => {
                 let third = blocks / 3;

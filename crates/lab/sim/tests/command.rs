@@ -40,6 +40,17 @@ fn bad_input_gets_one_line_with_cause_and_remedy() {
             3,
             "aquifer-sim: /proc/self/maps: this is not a recording; give a file that 'aquifer run --record' has written",
         ),
+        (
+            &["--workload", "bc", "--scale", "20"],
+            2,
+            "aquifer-sim: a trace at --scale 20 may take 10 GiB of memory, and at most 4 are allowed; \
+             give a smaller --scale",
+        ),
+        (
+            &["bound", "--workload", "bc,bfs", "--read-us", "50", "--dram-us", "1000"],
+            2,
+            "aquifer-sim: --dram-us is the time of one program; name one --workload",
+        ),
     ] {
         let output = sim(words);
         assert_eq!(String::from_utf8_lossy(&output.stderr).trim_end(), line, "{words:?}");
@@ -49,6 +60,10 @@ fn bad_input_gets_one_line_with_cause_and_remedy() {
         (&["--policy", "arc"][..], "'arc' is not a policy; choose one of"),
         (&["--workload", "x"], "'x' is not a workload; choose one of"),
         (&["--block", "5KiB"], "5KiB cannot be a block; choose a power of two from 4KiB to 2MiB, or auto"),
+        (&["--scale", "21"], "21 is not in 8..=20"),
+        (&["bound", "--workload", "x"], "'x' has no bound; choose one of bc, bfs, pagerank, server, ycsb"),
+        (&["bound", "--read-us", "50"], "--dram-us <US>"),
+        (&["bound", "--scale", "21"], "21 is not in 8..=20"),
         (&["replay"], "required arguments were not provided"),
         (&["replay", "x", "--prefetch", "--no-prefetch"], "cannot be used with"),
     ] {
@@ -75,4 +90,24 @@ fn the_table_is_json_for_scripts() {
         }
     }
     assert_eq!(lines[0]["policy"], "s3fifo");
+}
+
+#[test]
+fn bounds_are_a_table_and_json_for_scripts() {
+    let words = ["bound", "--workload", "bc", "--scale", "10", "--local", "30,50"];
+    let table = String::from_utf8(sim(&words).stdout).expect("UTF-8");
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("bc           30%  source ")), "{table}");
+    let times = ["--read-us", "50", "--dram-us", "1000", "--threads", "2", "--json"];
+    let output = sim(&[&words[..], &times].concat());
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 2);
+    for (line, local) in lines.iter().zip([30, 50]) {
+        let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name}: {line}"));
+        assert_eq!(number("least_us"), 1000.0 + number("misses_per_unit") * 50.0 / 2.0);
+        assert_eq!((&line["workload"], &line["unit"]), (&Value::from("bc"), &Value::from("source")));
+        assert_eq!((line["local_percent"].as_u64(), line["units"].as_u64()), (Some(local), Some(8)));
+        assert!(number("misses_per_unit") > 0.0 && number("pages") > 0.0);
+    }
 }

@@ -125,7 +125,8 @@ fn differences(exact: &[f64], sampled: &[f64]) -> (f64, f64) {
 fn the_sampled_curve_is_within_two_points_of_the_exact_one() {
     let mut reports = Vec::new();
     // The graphs have their own size, a hundred times that of the others.
-    let workloads = Workload::ALL.into_iter().filter(|it| !matches!(it, Workload::Bfs | Workload::PageRank));
+    let workloads =
+        Workload::ALL.into_iter().filter(|it| !matches!(it, Workload::Bc | Workload::Bfs | Workload::PageRank));
     for workload in workloads {
         let visits = Visits::of(&workload.trace(BLOCKS, 1));
         let exact = exact(&visits);

@@ -33,9 +33,11 @@ struct Line {
 pub fn run(arguments: &Workloads, out: &mut impl Write) -> Result<u8, Failure> {
     let or_all = |given: &[Workload]| if given.is_empty() { Workload::ALL.to_vec() } else { given.to_vec() };
     let policies = if arguments.policy.is_empty() { PolicyName::ALL.to_vec() } else { arguments.policy.clone() };
-    let traces: Vec<(Workload, Trace)> = or_all(&arguments.workload)
+    let workloads = or_all(&arguments.workload);
+    workloads.iter().try_for_each(|workload| workload.check_scale(arguments.scale)).map_err(Failure::Usage)?;
+    let traces: Vec<(Workload, Trace)> = workloads
         .into_iter()
-        .map(|workload| (workload, workload.trace(arguments.blocks, arguments.seed)))
+        .map(|workload| (workload, workload.trace_at(arguments.scale, arguments.blocks, arguments.seed)))
         .collect();
     // Refuses impossible budgets before anything is printed.
     for (_, trace) in &traces {
