@@ -11,8 +11,8 @@
 //! that blocks begin at multiples of their size.
 //!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or more than
-//! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program has passed half of
-//! it, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
+//! half of the latest faults took the same step (`trend.rs`). Its window doubles each time the program has passed half
+//! of it, and halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a
 //! stream must prove itself first: among random accesses, many are to adjacent pages by chance. And where a graph's
 //! neighbours are visited in ascending order, only half of the next pages are wanted, which is not enough.
 
@@ -235,8 +235,9 @@ impl Prefetcher {
         advice
     }
 
-    /// Reports that the advice for the stream of `thread` that ended at `frontier` was followed for `pages` more, because
-    /// as many of its pages were resident. False if no stream is to be advised from there: then it must not be.
+    /// Reports that advice which ended at `frontier`, for a stream of `thread`, is followed for `pages` more, because
+    /// as many of its pages are resident. False if no stream is advised from there: then the advice must not be
+    /// followed beyond its end.
     pub fn goes_on(&mut self, thread: ThreadIndex, frontier: u64, pages: u64) -> bool {
         let Thread { streams, .. } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         streams.iter_mut().any(|stream| stream.goes_on(frontier, pages))

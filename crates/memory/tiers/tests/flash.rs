@@ -128,6 +128,10 @@ fn data_of_others_is_kept_unless_overwriting_is_asked_for() {
     std::fs::write(&path, "all of my work").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     assert!(matches!(refusal(&spec(&path)), OpenFailure::NotOurs { .. }));
+    // A file that others can read is not to be made ours by chmod(1).
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(matches!(refusal(&spec(&path)), OpenFailure::NotOurs { .. }));
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"all of my work");
     tier(&FlashSpec { overwrite: true, ..spec(&path) }).flush().unwrap();
 }

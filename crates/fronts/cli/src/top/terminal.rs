@@ -5,8 +5,8 @@
 //! SIGHUP and SIGINT.
 //!
 //! Threads: one draws and reads keys. Another one ends the process on a signal, or when the terminal hangs up:
-//! crossterm reads a terminal that has hung up again and again, and never returns. The signals are blocked and read from a
-//! descriptor, so no handler runs while drawing.
+//! crossterm reads a terminal that has hung up again and again, and never returns. The signals are blocked and read
+//! from a descriptor, so no handler runs while drawing.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;

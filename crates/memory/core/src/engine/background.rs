@@ -267,8 +267,8 @@ impl Engine {
         advice.passed_pages
     }
 
-    /// Makes the first run longer by `pages`, which are in DRAM, and those passed before, in whole blocks of its stream.
-    /// Not if the stream has been advised again since.
+    /// Makes the first run longer by `pages`, which are in DRAM, and by those passed before, in whole blocks of its
+    /// stream. Not if the stream has been advised again since.
     fn grow_past(&mut self, pages: Pages) {
         let Some(run) = self.ahead.front() else { return };
         let Growth { thread: Some(thread), frontier, block, left, limit, .. } = run.growth else { return };

@@ -92,8 +92,8 @@ fn advice_is_rare_once_the_window_has_grown() {
 }
 
 /// Where the pages of a stream lie on several media in turn, all of them have work only if the window is wide, and most
-/// of it under way. Faults on blocks that were read ahead once counted as misses: the advice was repeated before half of
-/// the window had been passed, and the window never grew.
+/// of it is under way. Faults on blocks that were read ahead once counted as misses: the advice was repeated before
+/// half of the window had been passed, and the window never grew.
 #[test]
 fn a_wide_window_is_filled_and_moved_before_it_is_empty() {
     let window = 7 * WINDOW_PAGES;

@@ -158,6 +158,13 @@ fn unlinked_file(path: &Path) -> Result<File, OpenFailure> {
 /// A file that somebody created for us, or that a killed instance left.
 fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     let failure = |source| OpenFailure::Path { path: path.into(), source };
+    // First, by its name: the remedy for a file that others can read changes its mode, which nobody should do to a file
+    // with other data. Where the answer changes meanwhile, the same question below still protects the data.
+    let mut mark = [0u8; 8];
+    let holds_data = path.metadata().is_ok_and(|metadata| metadata.len() > 0);
+    if holds_data && !overwrite && rustix::fs::getxattr(path, MARK, &mut mark[..]).is_err() {
+        return Err(OpenFailure::NotOurs { path: path.into() });
+    }
     let file = open_own(path, libc::O_RDWR)?;
     lock(&file, path)?;
     let metadata = file.metadata().map_err(failure)?;

@@ -89,8 +89,8 @@ fn the_worker_does_not_sleep_while_it_can_pay_the_debt() {
     engine.check();
 }
 
-/// Blocks in DRAM do not fault, so a stream that comes to many of them is not heard of until it leaves them. What it then
-/// meets is read ahead before, once, as much as is in flight otherwise.
+/// Blocks in DRAM do not fault, so a stream that comes to many of them is not heard of until it has left them. By then,
+/// the blocks behind them have been read.
 #[test]
 fn read_ahead_goes_on_past_blocks_in_dram() {
     const BLOCKS: u64 = 400;
