@@ -280,7 +280,7 @@ impl Engine {
         run.growth.skipped = skipped - more;
         if more > 0 && run.end + u64::from(more) <= limit {
             if self.prefetcher.goes_on(thread, frontier, more.into()) {
-                run.end = run.end + u64::from(more);
+                run.end += u64::from(more);
                 run.growth.frontier += u64::from(more);
                 run.growth.left -= more;
             } else {
