@@ -60,6 +60,8 @@ fn shared() -> &'static (Space, Mapping) {
             policy: ptr::null(),
             block_size: c"4KiB".as_ptr(),
             named_in: ptr::null(),
+            without_system_calls: 0,
+            reserved: 0,
         };
         // SAFETY: all pointers are to what the header says.
         unsafe {
