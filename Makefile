@@ -47,7 +47,7 @@ build:
 
 # The programs that the command starts. `aquifer run` needs none of them, so `make build` builds none of their libraries.
 bench:
-	$(CARGO) build --release --package aquifer-bench --package aquifer-workloads
+	$(CARGO) build --release --package aquifer-bench --package aquifer-sim --package aquifer-workloads
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 agent:
@@ -97,6 +97,7 @@ install-built:
 	install -D -m 0755 $(BUILT)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(BUILT)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -D -m 0755 $(BUILT)/aquifer-bench $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-bench
+	install -D -m 0755 $(BUILT)/aquifer-sim $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-sim
 	install -D -m 0755 $(BUILT)/aquifer-workloads $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-workloads
 	install -D -m 0755 $(BUILT)/aquifer-agentd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-agentd
 	install -D -m 0755 $(BUILT)/aquifer-device-plugin $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-device-plugin

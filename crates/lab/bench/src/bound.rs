@@ -5,8 +5,7 @@
 //! that knows the future. Pure; `bound_run.rs` asks the simulator for the misses and the disk for its time.
 //!
 //! It bounds pagers that read one page at a time on demand. A pager that reads ahead can exceed it where a program
-//! reads
-//! in order.
+//! reads in order.
 
 use std::ops::RangeInclusive;
 
