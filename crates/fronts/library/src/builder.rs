@@ -92,8 +92,8 @@ impl Builder {
     ///
     /// In return, the space does not [serve system calls](Space::serves_system_calls): a call that is given evicted
     /// memory fails with EFAULT, or does only a part of its work, unless the range is [pinned](crate::Mapping::pin).
-    /// A datagram that it has taken may be lost. This also holds for calls that others make for
-    /// the program: I/O of an async runtime, `std::io` without a copy, io_uring.
+    /// A datagram that it has taken may be lost. This also holds for calls that others make for the program: I/O of an
+    /// async runtime, `std::io` without a copy, io_uring.
     ///
     /// A touch of evicted memory is a SIGBUS, which a handler of this crate resolves on the thread that touches. (In a
     /// process that cannot have listeners, every space works this way.) So:
