@@ -104,8 +104,8 @@ impl Builder {
     ///   does, all other signals of that thread wait.
     /// - **Other handlers.** The crate's handler is installed when the process opens its first space, and passes other
     ///   SIGBUS to the action that it finds then. A program must not replace it later: a crash reporter, for example,
-    ///   is started before. Debuggers stop at each fault until they are told to pass SIGBUS (gdb: `handle SIGBUS
-    ///   nostop noprint pass`).
+    ///   is started before.
+    /// - **Debuggers.** gdb stops at every fault unless you run `handle SIGBUS nostop noprint pass` first.
     /// - **Stacks.** The handler starts on the thread's alternate stack for signals (Rust's threads have one),
     ///   otherwise on the stack of the thread itself or of its coroutine, and takes a few KiB of it; the fault is
     ///   resolved on stacks of the crate. The smallest stack of a thread, `sysconf(_SC_THREAD_STACK_MIN)`, is
