@@ -71,6 +71,8 @@ impl Engine {
             if self.map.pages(block).are_within(start, end) {
                 self.forget(block);
                 regions.push(self.map.region_index(block));
+            } else if self.settings.elastic && self.map.block(block).state == State::Poisoned {
+                self.forget_part(block, start, end);
             } else {
                 // Some of its pages read as zeros from now on, so it differs from the tier's copy. Its other pages stay
                 // protected.
@@ -142,14 +144,26 @@ impl Engine {
         self.map.block_mut(block).become_state(State::Empty);
     }
 
+    /// Forgets the pages of a lost block that are within `start..end`, so that they can be used again. The others stay
+    /// lost, in blocks that are as small as there can be.
+    fn forget_part(&mut self, block: BlockIndex, start: PageIndex, end: PageIndex) {
+        let pages = self.map.pages(block);
+        let (first, last) = (start.max(pages.start), end.min(pages.end()));
+        self.map.split(block, self.map.region_of(block).unit, first);
+        let is_whole = |part: &BlockIndex| self.map.pages(*part).are_within(start, end);
+        let parts: Vec<BlockIndex> = self.map.blocks_in(first, last).filter(is_whole).collect();
+        parts.into_iter().for_each(|part| self.forget(part));
+    }
+
     /// Stops managing the pages `start..end` and forgets their contents. The caller unmaps them.
     pub fn remove(&mut self, start: PageIndex, end: PageIndex, freed: &mut dyn FnMut(SlabIndex)) -> DiscardStep {
         match self.discard_step(start, end, true) {
             DiscardStep::Done => {}
             step => return step,
         }
-        let beyond = self.beyond_cut(start, end);
         self.discard(start, end, freed);
+        // After the discard, which cuts lost blocks: their parts beyond the hole are among these.
+        let beyond = self.beyond_cut(start, end);
         // The cut gives the blocks beyond it new numbers. Nothing recorded about them is kept except their state and
         // protection.
         let carried: Vec<(PageIndex, PageIndex, State, bool)> = beyond

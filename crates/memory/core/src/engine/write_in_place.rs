@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::engine::{DiscardStep, FaultStep, Settings};
     use crate::map::Delivery;
-    use crate::policy::{self, PolicyName};
+    use crate::policy::{self, Arrival, PolicyName};
     use crate::units::{Order, ThreadIndex};
 
     /// An engine whose pages 0 to 32 are stored, as one block.
@@ -140,6 +140,40 @@ mod tests {
         engine.end_change(change.page, Changed::Lost);
         assert_eq!(state(&engine, 31), State::Poisoned, "blocks of one size are lost as a whole");
         engine.check();
+    }
+
+    #[test]
+    fn what_is_given_back_of_a_lost_block_can_be_used_again() {
+        for elastic in [true, false] {
+            let mut engine = stored(elastic);
+            let block = engine.map.find(PageIndex(0)).expect("managed");
+            engine.map.block_mut(block).become_state(State::Fetching);
+            engine.map.block_mut(block).become_state(State::Poisoned);
+            for page in 4..12 {
+                assert_eq!(engine.discard(PageIndex(page), PageIndex(page + 1), &mut |_| {}), DiscardStep::Done);
+            }
+            let empty: Vec<u64> = (0..32).filter(|page| state(&engine, *page) == State::Empty).collect();
+            let expected: Vec<u64> = if elastic { (4..12).collect() } else { Vec::new() };
+            assert_eq!(empty, expected, "blocks of one size are given back as a whole");
+            assert!((0..4).chain(12..32).all(|page| state(&engine, page) == State::Poisoned));
+            engine.check();
+        }
+    }
+
+    #[test]
+    fn what_is_unmapped_of_a_lost_block_leaves_the_rest_lost() {
+        for elastic in [true, false] {
+            let mut engine = stored(elastic);
+            let block = engine.map.find(PageIndex(0)).expect("managed");
+            engine.map.heat(block, Arrival::Fresh, 0);
+            engine.map.cool(block, 512);
+            engine.map.block_mut(block).become_state(State::Fetching);
+            engine.map.block_mut(block).become_state(State::Poisoned);
+            assert_eq!(engine.remove(PageIndex(8), PageIndex(12), &mut |_| {}), DiscardStep::Done);
+            assert!((0..8).chain(12..32).all(|page| state(&engine, page) == State::Poisoned));
+            assert_eq!(engine.map.find(PageIndex(9)), None);
+            engine.check();
+        }
     }
 
     #[test]

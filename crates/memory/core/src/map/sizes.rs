@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Changes the size of blocks: splits an evicted or resident block, and merges evicted blocks.
+//! Changes the size of blocks: splits an evicted, resident or lost block, and merges evicted blocks.
 //!
 //! Pure, and allocates nothing: a block has the index of its first unit, so a fault may change its size. No byte moves:
 //! the tier slot of an evicted block follows from its address, and a resident block has no frame. The size is chosen in
@@ -12,12 +12,13 @@ use crate::block::{Block, State};
 use crate::units::{BlockIndex, Order, PageIndex};
 
 impl BlockMap {
-    /// Splits an evicted or resident block into blocks of `order`. Returns the block with `page`.
+    /// Splits an evicted, resident or lost block into blocks of `order`. Returns the block with `page`.
     pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: PageIndex) -> BlockIndex {
         assert!(order <= self.order(block) && order >= self.region_of(block).unit, "a split makes blocks smaller");
         let units = self.stride(block);
         let state = self.block(block).state;
-        assert!(state == State::Resident || self.block(block).is_away(), "a block in {state:?} is not cut");
+        let is_at_rest = matches!(state, State::Resident | State::Poisoned) || self.block(block).is_away();
+        assert!(is_at_rest, "a block in {state:?} is not cut");
         let heat = self.take_heat(block, units);
         self.resize(block, state, order, units);
         self.share_heat(heat, block, units);
