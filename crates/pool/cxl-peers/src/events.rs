@@ -7,13 +7,15 @@
 //!
 //! Another manager reads and clears the same logs. So the newest records stay in a switch's log for the others, and the
 //! last one that this manager has read serves as its bookmark: if the bookmark has gone, records may have gone unread.
+//! A log that was empty has no bookmark. Records may have gone from it, too, before the first that is found there,
+//! unless that is the record of this manager's own bind: before each bind, the log is read.
 
 use std::fmt;
 
 use aquifer_fabric::{DeviceId, SwitchId};
 use aquifer_fmapi::{
-    BindingStatus, CapacityEventKind, ClearEventRecords, ErrorKind, EventData, EventLog, EventRecord, GetEventRecords,
-    PortEventKind, VppbEventKind,
+    BindVppb, BindingStatus, CapacityEventKind, ClearEventRecords, ErrorKind, EventData, EventLog, EventRecord,
+    GetEventRecords, PortEventKind, VppbEvent, VppbEventKind,
 };
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
@@ -66,16 +68,59 @@ pub(crate) struct Said {
     pub(crate) has_lost: bool,
 }
 
+/// Up to where a log was read.
+#[derive(Clone, Copy, Debug, Default)]
+enum Mark {
+    /// It was not read.
+    #[default]
+    Unread,
+    /// It was empty.
+    Empty,
+    /// This was its last record.
+    At(EventRecord),
+}
+
+/// A bind of this manager.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnBind {
+    pub(crate) vcs_id: u8,
+    pub(crate) vppb_id: u8,
+    /// The ports at which the device is.
+    pub(crate) ports: Vec<u8>,
+    /// As in the command: `BindVppb::NO_LD` for a device without LDs.
+    pub(crate) ld_id: u16,
+}
+
+impl OwnBind {
+    /// Whether this record says that the bind was done.
+    fn is_in(&self, record: &EventRecord) -> bool {
+        let Some(EventData::Vppb(event)) = record.meaning() else { return false };
+        let VppbEvent { vcs_id, vppb_id, vppb, .. } = event;
+        let is_ld = match vppb.status {
+            BindingStatus::Ld => u16::from(vppb.ld_id) == self.ld_id,
+            BindingStatus::Port => self.ld_id == BindVppb::NO_LD,
+            _ => false,
+        };
+        is_ld && (vcs_id, vppb_id) == (self.vcs_id, self.vppb_id) && self.ports.contains(&vppb.port_id)
+    }
+}
+
 /// Which logs a peer has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     /// `true` once the switch has said that it has no logs.
     is_unsupported: bool,
-    /// The last record that was read of each log.
-    marks: [Option<EventRecord>; SWITCH_LOGS.len()],
+    marks: [Mark; SWITCH_LOGS.len()],
+    /// The latest bind of this manager.
+    own_bind: Option<OwnBind>,
 }
 
 impl Events {
+    /// Notes what this manager is about to bind. It has read the logs just before.
+    pub(crate) fn expect(&mut self, bind: OwnBind) {
+        self.own_bind = Some(bind);
+    }
+
     /// Reads and clears the logs of a switch.
     pub(crate) fn read(
         &mut self,
@@ -88,7 +133,8 @@ impl Events {
             if self.is_unsupported {
                 break;
             }
-            match read_log(client, clock, &[], log, Some(mark), &mut |seen| match seen {
+            let own = self.own_bind.as_ref();
+            match read_log(client, clock, &[], log, Some((mark, own)), &mut |seen| match seen {
                 Seen::Record(record) => note(switch, None, record, said),
                 Seen::Loss => said.has_lost = true,
             }) {
@@ -134,29 +180,36 @@ enum Seen<'a> {
 }
 
 /// Reads a log, and clears the records that were read. Each record is noted before it is cleared: the answer to that
-/// may be lost. With a mark, the newest records stay.
+/// may be lost. With a mark, the newest records stay. It comes with the latest bind of this manager.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,
     path: &[Hop],
     log: EventLog,
-    mark: Option<&mut Option<EventRecord>>,
+    mark: Option<(&mut Mark, Option<&OwnBind>)>,
     see: &mut dyn FnMut(Seen<'_>),
 ) -> Result<(), Failure> {
-    let (mut has_lost, mut unmarked) = (false, None);
+    let (mut has_lost, mut unmarked) = (false, Mark::Unread);
     let kept = if mark.is_some() { KEPT } else { 0 };
-    let mark = mark.unwrap_or(&mut unmarked);
+    let (mark, own) = mark.unwrap_or((&mut unmarked, None));
     for _ in 0..ANSWERS_MAX {
         let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
         has_lost |= answer.has_overflowed();
         let has_more = answer.has_more();
         answer.records.truncate(HANDLES_MAX);
-        let known = mark.and_then(|mark| answer.records.iter().position(|record| *record == mark));
-        if answer.has_overflowed() || (mark.is_some() && known.is_none()) {
+        let (known, is_gone) = match *mark {
+            Mark::Unread => (None, false),
+            Mark::Empty => (None, answer.records.first().is_some_and(|first| !own.is_some_and(|own| own.is_in(first)))),
+            Mark::At(mark) => {
+                let known = answer.records.iter().position(|record| *record == mark);
+                (known, known.is_none())
+            }
+        };
+        if answer.has_overflowed() || is_gone {
             see(Seen::Loss);
         }
         answer.records.iter().skip(known.map_or(0, |at| at + 1)).for_each(|record| see(Seen::Record(record)));
-        *mark = answer.records.last().copied();
+        *mark = answer.records.last().map_or(Mark::Empty, |last| Mark::At(*last));
         // Clears the oldest records. If the log was read in part, only the last record read stays, so that the rest can
         // be read.
         let count = answer.records.len();
@@ -167,7 +220,7 @@ fn read_log(
         };
         let handles: Vec<u16> = answer.records[..count.saturating_sub(stay)].iter().map(|it| it.handle).collect();
         if handles.len() == count {
-            *mark = None;
+            *mark = Mark::Empty;
         }
         if handles.is_empty() {
             break;
@@ -255,7 +308,7 @@ fn severity(is_failure: bool) -> Severity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_fmapi::{PortEvent, PortStatus, Vppb, VppbEvent};
+    use aquifer_fmapi::{PortEvent, PortStatus, Vppb};
 
     #[test]
     fn records_become_notices_and_doubt() {

@@ -54,7 +54,7 @@ pub struct Peer {
     pub(crate) contents: Contents,
     pub(crate) asked: AskedBack,
     pub(crate) choices: Choices,
-    events: Events,
+    pub(crate) events: Events,
     notices: Vec<Notice>,
     /// `true` while it answers.
     is_answering: bool,
@@ -215,8 +215,11 @@ impl Peer {
         Ok(())
     }
 
-    /// Keeps the inventory. An unchanged one stays the same object, so that readers need not compare it.
+    /// Keeps the inventory, and marks LDs that are bound as used. An unchanged one stays the same object, so that readers
+    /// need not compare it.
     pub(crate) fn keep(&mut self, now: Inventory) {
+        let held = now.vppbs().filter_map(|(_, _, vppb)| now.bound_to(&vppb));
+        held.for_each(|(name, ld_id)| self.contents.set(name, ld_id, Content::Used));
         if *self.inventory != now {
             self.inventory = Arc::new(now);
         }
@@ -236,7 +239,7 @@ impl Peer {
             self.contents.forget_all();
             self.is_doubtful = true;
             let what = format!(
-                "switch {}: event records were lost; its unbound LDs in pools are wiped again",
+                "switch {}: event records may have been lost; its unbound LDs in pools are wiped again",
                 self.config.name
             );
             self.notice("EventsLost", Severity::Warning, what);
@@ -253,8 +256,7 @@ impl Peer {
         }
     }
 
-    /// Compares the inventory with the previous one: reports devices that were inserted or removed, and marks LDs that
-    /// are bound as used.
+    /// Compares the inventory with the previous one, and reports devices that were inserted or removed.
     fn note_changes(&mut self, now: &Inventory) {
         let before = Arc::clone(&self.inventory);
         for (name, device) in &now.devices {
@@ -271,9 +273,6 @@ impl Peer {
             let what = format!("device {name} {what} port {port_id} of switch {switch}");
             self.notice(kind, severity, what);
         }
-        let held =
-            now.vppbs().filter_map(|(_, _, vppb)| now.bound_to(&vppb)).map(|(name, ld_id)| (name.clone(), ld_id));
-        held.collect::<Vec<_>>().into_iter().for_each(|(name, ld_id)| self.contents.set(&name, ld_id, Content::Used));
     }
 
     /// Aborts a background operation that does not end. Its manager may have crashed, and as long as it runs, the

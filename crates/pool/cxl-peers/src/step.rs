@@ -17,6 +17,7 @@ use aquifer_fmapi_client::{Client, Hop};
 
 use crate::config::Wipe;
 use crate::discover::{patiently, read_bindings};
+use crate::events::OwnBind;
 use crate::inventory::{DeviceView, Holder, Inventory};
 use crate::one_switch::Peer;
 use crate::step_failure::{NotDone, is_unsupported};
@@ -107,6 +108,8 @@ impl Peer {
         // Whatever the outcome of the command is, a host may have had the LD.
         self.contents.set(device, ld_id, Content::Used);
         let ld = if view.is_mld() { ld_id.0 } else { BindVppb::NO_LD };
+        let (ports, vcs_id, vppb_id) = (view.ports.clone(), vppb.vcs_id.0, vppb.vppb_id.0);
+        self.events.expect(OwnBind { vcs_id, vppb_id, ports, ld_id: ld });
         let outcome = bind_at_a_head(client, &view, vppb, ld);
         if let Err(NotDone::Busy(_) | NotDone::Refused(_)) = outcome {
             self.contents.set(device, ld_id, Content::Wiped);

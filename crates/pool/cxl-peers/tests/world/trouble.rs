@@ -166,7 +166,10 @@ impl World {
         let round = reconcile(&self.desired, &self.observed);
         let is_leaving = self.desired.volumes.values().any(|volume| !volume.leaving.is_empty());
         let is_known = self.observed.devices.len() == 4;
-        if !round.is_settled() || is_leaving || !is_known || !self.orders.is_empty() {
+        // A host may have lost something since it reported.
+        let is_reported =
+            self.agents.iter().all(|(name, agent)| self.observed.hosts.get(name) == Some(&agent.report()));
+        if !round.is_settled() || is_leaving || !is_known || !is_reported || !self.orders.is_empty() {
             return Ok(false);
         }
         for (volume, wanted) in &self.desired.volumes {
