@@ -215,8 +215,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Keeps the inventory, and marks LDs that are bound as used. An unchanged one stays the same object, so that readers
-    /// need not compare it.
+    /// Keeps the inventory, and marks LDs that are bound as used. An unchanged inventory stays the same object, so that
+    /// readers need not compare it.
     pub(crate) fn keep(&mut self, now: Inventory) {
         let held = now.vppbs().filter_map(|(_, _, vppb)| now.bound_to(&vppb));
         held.for_each(|(name, ld_id)| self.contents.set(name, ld_id, Content::Used));
