@@ -106,6 +106,17 @@ mod tests {
         engine
     }
 
+    /// The same, but the block is lost.
+    fn lost(elastic: bool) -> Engine {
+        let mut engine = stored(elastic);
+        let block = engine.map.find(PageIndex(0)).expect("managed");
+        engine.map.heat(block, Arrival::Fresh, 0);
+        engine.map.cool(block, 512);
+        engine.map.block_mut(block).become_state(State::Fetching);
+        engine.map.block_mut(block).become_state(State::Poisoned);
+        engine
+    }
+
     fn state(engine: &Engine, page: u64) -> State {
         engine.map.block(engine.map.find(PageIndex(page)).expect("managed")).state
     }
@@ -145,10 +156,7 @@ mod tests {
     #[test]
     fn what_is_given_back_of_a_lost_block_can_be_used_again() {
         for elastic in [true, false] {
-            let mut engine = stored(elastic);
-            let block = engine.map.find(PageIndex(0)).expect("managed");
-            engine.map.block_mut(block).become_state(State::Fetching);
-            engine.map.block_mut(block).become_state(State::Poisoned);
+            let mut engine = lost(elastic);
             for page in 4..12 {
                 assert_eq!(engine.discard(PageIndex(page), PageIndex(page + 1), &mut |_| {}), DiscardStep::Done);
             }
@@ -163,12 +171,7 @@ mod tests {
     #[test]
     fn what_is_unmapped_of_a_lost_block_leaves_the_rest_lost() {
         for elastic in [true, false] {
-            let mut engine = stored(elastic);
-            let block = engine.map.find(PageIndex(0)).expect("managed");
-            engine.map.heat(block, Arrival::Fresh, 0);
-            engine.map.cool(block, 512);
-            engine.map.block_mut(block).become_state(State::Fetching);
-            engine.map.block_mut(block).become_state(State::Poisoned);
+            let mut engine = lost(elastic);
             assert_eq!(engine.remove(PageIndex(8), PageIndex(12), &mut |_| {}), DiscardStep::Done);
             assert!((0..8).chain(12..32).all(|page| state(&engine, page) == State::Poisoned));
             assert_eq!(engine.map.find(PageIndex(9)), None);
