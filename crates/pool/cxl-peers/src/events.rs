@@ -334,4 +334,26 @@ mod tests {
         );
         assert_eq!((said.bound, said.changed_ports), (vec![(3, Some(2))], vec![7]));
     }
+
+    /// The first record of a log that was empty tells of no loss only if it is of our own bind.
+    #[test]
+    fn only_the_record_of_the_very_bind_is_our_own() {
+        let own = OwnBind { vcs_id: 1, vppb_id: 4, ports: vec![2, 3], ld_id: 2 };
+        let vppb = Vppb { status: BindingStatus::Ld, port_id: 3, ld_id: 2 };
+        let event = VppbEvent { vcs_id: 1, vppb_id: 4, kind: VppbEventKind::BindingChange, vppb };
+        assert!(own.is_in(&EventData::Vppb(event).record(0)));
+        for other in [
+            VppbEvent { vcs_id: 2, ..event },
+            VppbEvent { vppb_id: 5, ..event },
+            VppbEvent { vppb: Vppb { port_id: 4, ..vppb }, ..event },
+            VppbEvent { vppb: Vppb { ld_id: 1, ..vppb }, ..event },
+            VppbEvent { vppb: Vppb { status: BindingStatus::Port, ..vppb }, ..event },
+            VppbEvent { vppb: Vppb::default(), ..event },
+        ] {
+            assert!(!own.is_in(&EventData::Vppb(other).record(0)), "{other:?}");
+        }
+        let sld = OwnBind { ld_id: BindVppb::NO_LD, ..own };
+        let bound = VppbEvent { vppb: Vppb { status: BindingStatus::Port, ld_id: Vppb::NO_LD, ..vppb }, ..event };
+        assert!(sld.is_in(&EventData::Vppb(bound).record(0)));
+    }
 }
