@@ -245,6 +245,7 @@ impl World {
             .iter()
             .for_each(|notice| self.trace(|| format!("{}: {}", notice.kind, notice.message)));
         self.decide(&topology, now);
+        self.rival_loses_what_is_wanted();
         if self.is_troubled() {
             self.let_rival_act();
         }

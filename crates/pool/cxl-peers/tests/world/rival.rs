@@ -189,6 +189,15 @@ impl World {
         members.into_iter().any(is_it)
     }
 
+    /// Takes from the rival what it has bound to our hosts exactly as our manager has decided since then: the manager
+    /// had not seen it yet, and now nobody can tell whose bind it was.
+    pub fn rival_loses_what_is_wanted(&mut self) {
+        let all: Vec<_> = self.rival_has.iter().map(|(vppb, target)| (*vppb, *target)).collect();
+        let wanted = all.into_iter().filter(|(vppb, target)| self.is_wanted(*vppb, *target));
+        let wanted: Vec<(u8, u8)> = wanted.map(|(vppb, _)| vppb).collect();
+        wanted.iter().for_each(|vppb| drop(self.rival_has.remove(vppb)));
+    }
+
     /// Lets the rival let go of what it has bound to our hosts.
     pub fn rival_leaves_our_hosts(&mut self) {
         let ours: Vec<(u8, u8)> = self.rival_has.keys().filter(|(vcs_id, _)| *vcs_id != RIVAL_VCS).copied().collect();
