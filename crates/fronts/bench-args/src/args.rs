@@ -34,6 +34,7 @@ Bars are printed last, each met, missed or not measured; with --check, a missed 
   TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
   two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
   budget kept                 any run of aquifer-flash
+  memory equal to swap's      any run of aquifer-flash with swap-disk, once before the rounds
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16

@@ -6,10 +6,10 @@
 //! Contenders take turns within a round, and every other round is in reverse order: A B C, C B A (`order.rs`).
 
 use crate::contender::{Contender, SwapKind};
-use crate::order;
 use crate::record::Skipped;
 use crate::size::MIB;
 use crate::workload::Workload;
+use crate::{equal_memory, order};
 
 /// The part of the budget by which a pager may exceed it for moments. Its tables and buffers count in the budget, so
 /// they get no room of their own here: other contenders would fill that room with data.
@@ -20,7 +20,7 @@ const EXCESS_SHARE: u64 = 128;
 const CODE_AND_STACKS_BYTES: u64 = 16 * MIB;
 
 /// A page table entry takes 8 of 4096 bytes, and the kernel charges page tables too.
-const PAGE_TABLE_SHARE: u64 = 512;
+pub(crate) const PAGE_TABLE_SHARE: u64 = 512;
 
 /// A workload whose footprint is known.
 #[derive(Debug, Clone)]
@@ -70,6 +70,18 @@ pub struct Step {
     pub turn: u32,
     /// The limit that the kernel enforces; None for no limit.
     pub limit_bytes: Option<u64>,
+    /// True for a run before the rounds that is not compared: it measures what ours has resident (`equal_memory.rs`).
+    pub is_calibration: bool,
+}
+
+impl Step {
+    /// When it is made, in words.
+    pub fn turn_name(&self) -> String {
+        match self.is_calibration {
+            true => "for its memory".into(),
+            false => format!("round {}", self.round + 1),
+        }
+    }
 }
 
 /// Everything that will run, and everything that will not.
@@ -86,8 +98,8 @@ pub fn local_bytes(footprint: u64, percent: u32) -> u64 {
     footprint * u64::from(percent) / 100 / 4096 * 4096
 }
 
-/// The limit that the kernel enforces, the same for every limited contender. Processes share the local memory, and each
-/// has its own pager, code and page tables.
+/// The limit that the kernel enforces, the same for every limited contender unless ours needs less (`equal_memory.rs`).
+/// Processes share the local memory, and each has its own pager, code and page tables.
 pub fn limit_bytes(footprint: u64, local: u64, processes: u64) -> u64 {
     let beside = CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE;
     (local + local / EXCESS_SHARE + beside * processes).next_multiple_of(4096)
@@ -174,21 +186,26 @@ pub fn plan(
         }
         for percent in own_local.as_ref().map_or(locals, std::slice::from_ref) {
             let local = local_bytes(*footprint_bytes, *percent);
+            let step = |contender: &Contender, round, turn| Step {
+                workload,
+                footprint_bytes: *footprint_bytes,
+                local_percent: *percent,
+                local_bytes: local,
+                contender: contender.clone(),
+                round,
+                turn,
+                limit_bytes: (contender.is_limited() && obstacles.limit.is_none())
+                    .then(|| limit_bytes(*footprint_bytes, local, workload.processes)),
+                is_calibration: false,
+            };
+            let calibrations = equal_memory::to_calibrate(workload, &able).into_iter();
+            plan.steps.extend((0..).zip(calibrations).map(|(turn, contender)| {
+                let calibration = step(contender, 0, turn);
+                Step { is_calibration: true, ..calibration }
+            }));
             for round in 0..rounds {
                 let in_order = (0..).zip(order::of_round(round, able.clone()));
-                plan.steps.extend(in_order.map(|(turn, contender)| {
-                    Step {
-                        workload,
-                        footprint_bytes: *footprint_bytes,
-                        local_percent: *percent,
-                        local_bytes: local,
-                        contender: contender.clone(),
-                        round,
-                        turn,
-                        limit_bytes: (contender.is_limited() && obstacles.limit.is_none())
-                            .then(|| limit_bytes(*footprint_bytes, local, workload.processes)),
-                    }
-                }));
+                plan.steps.extend(in_order.map(|(turn, contender)| step(contender, round, turn)));
             }
         }
     }
@@ -202,6 +219,11 @@ mod tests {
 
     fn measured(name: &str) -> Measured {
         Measured { workload: workload::find(name).unwrap(), footprint_bytes: 1 << 30, own_local: None }
+    }
+
+    /// The steps of the rounds: those that are compared.
+    fn compared(plan: &Plan) -> Vec<&Step> {
+        plan.steps.iter().filter(|step| !step.is_calibration).collect()
     }
 
     fn contenders(names: &str) -> Vec<Contender> {
@@ -254,7 +276,11 @@ mod tests {
             1,
             &Obstacles::default(),
         );
-        let limits: Vec<_> = plan.steps.iter().map(|step| step.limit_bytes).collect();
+        let before = plan.steps.iter().filter(|step| step.is_calibration);
+        let before: Vec<_> = before.map(|step| step.contender.to_string()).collect();
+        assert_eq!(before, ["aquifer-flash"], "swap gets what it has resident");
+        assert!(plan.steps[0].is_calibration && !plan.steps[1].is_calibration);
+        let limits: Vec<_> = compared(&plan).iter().map(|step| step.limit_bytes).collect();
         assert_eq!(limits[0], None);
         assert_eq!(limits[2], None);
         assert!(limits[1].is_some() && limits[1] == limits[3] && limits[3] == limits[4]);
@@ -287,7 +313,7 @@ mod tests {
         let names = contenders("dram,blocking,own-faults,hints,contexts,in-place,mmap-file");
         let all = [measured("hints"), measured("gather-python")];
         let plan = plan(&all, &[30], &names, 1, &Obstacles::default());
-        let steps: Vec<_> = plan.steps.iter().map(|s| format!("{} {}", s.workload.name, s.contender)).collect();
+        let steps: Vec<_> = compared(&plan).iter().map(|s| format!("{} {}", s.workload.name, s.contender)).collect();
         let of_python = ["dram", "blocking", "in-place", "mmap-file"].map(|name| format!("gather-python {name}"));
         assert_eq!(steps, [&["hints blocking".to_owned(), "hints hints".to_owned()][..], &of_python].concat());
         let obstacles = Obstacles { python: Some("no NumPy".into()), ..Obstacles::default() };

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::equal_memory::EqualMemory;
 use crate::fio::FioPoint;
 use crate::latency::Latency;
 use crate::library::FarAccess;
@@ -119,6 +120,8 @@ pub struct Record {
     /// The donors of each contender, such as `aquifer-donor: a donor on loopback, plain text`.
     pub donors: Vec<String>,
     pub skipped: Vec<Skipped>,
+    /// What swap and mapped files may use, by workload and ratio.
+    pub equal_memory: Vec<EqualMemory>,
     pub runs: Vec<Run>,
     pub summaries: Vec<Summary>,
     pub comparisons: Vec<Comparison>,

@@ -13,6 +13,7 @@ use aquifer_bench_args::BenchArgs;
 use crate::args::Settings;
 use crate::cgroup::Hierarchy;
 use crate::contender::Contender;
+use crate::equal_memory::{self, EqualMemory};
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::latency::latencies;
@@ -30,7 +31,7 @@ use crate::prepare::{
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
 use crate::verdict::Verdict;
-use crate::{bound_run, donors, fio, leftovers, order, other_build, plot, table, undo, verdict};
+use crate::{bound_run, donors, fio, leftovers, order, other_build, peaks, plot, table, undo, verdict};
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
@@ -147,6 +148,7 @@ fn nothing_can_run(plan: &Plan) -> ExitCode {
 /// All that has been measured, and what stopped it early.
 struct Measured {
     runs: Vec<Run>,
+    equal_memory: Vec<EqualMemory>,
     points: Vec<fio::FioPoint>,
     overheads: Vec<OverheadRun>,
     memory: Vec<MemoryPoint>,
@@ -172,6 +174,7 @@ impl Measured {
     fn judge(&mut self, bench: &Bench, progress: &Progress) -> Judged {
         let mut verdicts = [
             verdict::judge(&self.runs, &self.points),
+            peaks::judge(&self.runs, &self.equal_memory),
             overhead::judge(&bench.settings.overheads, &self.overheads),
             other_build::judge(&self.runs, &self.overheads),
         ]
@@ -196,7 +199,7 @@ impl Measured {
 
     /// Compares.
     fn into_record(self, judged: Judged, around: Around) -> Record {
-        let Self { runs, points, overheads, memory, stopped } = self;
+        let Self { runs, equal_memory, points, overheads, memory, stopped } = self;
         let Around { machine, swap_areas, donors, skipped } = around;
         let summaries = summarise(&runs);
         Record {
@@ -206,6 +209,7 @@ impl Measured {
             swap_areas,
             donors,
             skipped,
+            equal_memory,
             comparisons: compare_all(&runs, &summaries),
             latencies: latencies(&runs, &summaries),
             far_accesses: far_accesses(&runs, &summaries),
@@ -223,7 +227,11 @@ impl Measured {
 /// Measures the workloads, the overheads and the memory, in this order, until something stops it.
 fn measure_all(bench: &Bench, plan: &mut Plan, progress: &Progress) -> Measured {
     let Bench { settings, aquifer, token, interrupt, .. } = *bench;
-    let (runs, points, mut stopped) = measure(bench, plan, progress);
+    let (points, mut stopped) = measure_device(bench, plan, progress);
+    let (mut runs, mut equal_memory) = (Vec::new(), Vec::new());
+    if stopped.is_none() {
+        (runs, equal_memory, stopped) = measure(bench, plan, progress);
+    }
     let mut overheads = Vec::new();
     if stopped.is_none() && !settings.overheads.is_empty() {
         (overheads, stopped) = measure_overheads(bench, plan, progress);
@@ -232,47 +240,41 @@ fn measure_all(bench: &Bench, plan: &mut Plan, progress: &Progress) -> Measured 
     if stopped.is_none() && settings.memory {
         (memory, stopped) = MemoryBench { settings, aquifer, token, interrupt }.measure(progress);
     }
-    Measured { runs, points, overheads, memory, stopped }
+    Measured { runs, equal_memory, points, overheads, memory, stopped }
+}
+
+/// Measures with `fio` what the device can do. A failure other than a signal is noted as a reason.
+fn measure_device(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<fio::FioPoint>, Option<BenchFailure>) {
+    progress.start(plan.steps.len() + plan.mixes.len());
+    if plan.mixes.is_empty() {
+        return (Vec::new(), None);
+    }
+    progress.begin("fio");
+    let noted = |point: &fio::FioPoint| {
+        let size = crate::size::format_size(point.block_bytes);
+        progress.note(&format!("fio {}:{} {size} x {}", point.reads, point.writes, point.depth))
+    };
+    match fio::measure(&plan.mixes, &bench.settings.dir, bench.token, bench.interrupt, noted) {
+        Ok(points) => {
+            let best = plan.mixes.first().and_then(|mix| fio::best(&points, *mix));
+            let sum = best.map_or(0.0, |point| (point.read_bytes_per_second + point.write_bytes_per_second) / 1e9);
+            progress.done(&format!("fio: best sum {sum:.2} GB/s"));
+            (points, None)
+        }
+        Err(failure @ BenchFailure::Interrupted(_)) => (Vec::new(), Some(failure)),
+        Err(failure) => {
+            plan.skipped.push(Skipped { workload: "any".into(), contender: "fio".into(), reason: failure.to_string() });
+            (Vec::new(), None)
+        }
+    }
 }
 
 /// Makes every step in its turn. Stops early only for a signal; completed measurements are kept.
-fn measure(
-    bench: &Bench,
-    plan: &mut Plan,
-    progress: &Progress,
-) -> (Vec<Run>, Vec<fio::FioPoint>, Option<BenchFailure>) {
-    progress.start(plan.steps.len() + plan.mixes.len());
-    let mut points = Vec::new();
-    if !plan.mixes.is_empty() {
-        progress.begin("fio");
-        let noted = |point: &fio::FioPoint| {
-            progress.note(&format!(
-                "fio {}:{} {} x {}",
-                point.reads,
-                point.writes,
-                crate::size::format_size(point.block_bytes),
-                point.depth
-            ))
-        };
-        match fio::measure(&plan.mixes, &bench.settings.dir, bench.token, bench.interrupt, noted) {
-            Ok(measured) => {
-                points = measured;
-                let best = plan.mixes.first().and_then(|mix| fio::best(&points, *mix));
-                let sum = best.map_or(0.0, |point| (point.read_bytes_per_second + point.write_bytes_per_second) / 1e9);
-                progress.done(&format!("fio: best sum {sum:.2} GB/s"));
-            }
-            Err(failure @ BenchFailure::Interrupted(_)) => return (Vec::new(), points, Some(failure)),
-            Err(failure) => plan.skipped.push(Skipped {
-                workload: "any".into(),
-                contender: "fio".into(),
-                reason: failure.to_string(),
-            }),
-        }
-    }
-    let mut runs = Vec::new();
-    for step in &plan.steps {
-        let title =
-            format!("{} {} % {} round {}", step.workload.name, step.local_percent, step.contender, step.round + 1);
+fn measure(bench: &Bench, plan: &Plan, progress: &Progress) -> (Vec<Run>, Vec<EqualMemory>, Option<BenchFailure>) {
+    let (mut runs, mut equal_memory) = (Vec::new(), Vec::new());
+    for planned in &plan.steps {
+        let step = &Step { limit_bytes: equal_memory::limit_of(&equal_memory, planned), ..planned.clone() };
+        let title = format!("{} {} % {} {}", step.workload.name, step.local_percent, step.contender, step.turn_name());
         progress.begin(&title);
         match bench.step(step) {
             Ok(run) => {
@@ -281,12 +283,15 @@ fn measure(
                     (None, problem) => format!("FAILED: {}", problem.as_deref().unwrap_or("no reason")),
                 };
                 progress.done(&format!("{title}: {outcome}"));
-                runs.push(run);
+                match step.is_calibration {
+                    true => equal_memory::add(&mut equal_memory, step, &run),
+                    false => runs.push(run),
+                }
             }
-            Err(failure) => return (runs, points, Some(failure)),
+            Err(failure) => return (runs, equal_memory, Some(failure)),
         }
     }
-    (runs, points, None)
+    (runs, equal_memory, None)
 }
 
 fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
@@ -336,10 +341,10 @@ fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure
 fn describe(plan: &Plan, settings: &Settings) -> String {
     let mixes = plan.mixes.iter().map(|(reads, writes)| format!("fio, {reads} reads : {writes} writes\n"));
     let steps = plan.steps.iter().map(|step| {
-        let Step { workload, local_percent, round, contender, limit_bytes, .. } = step;
+        let Step { workload, local_percent, contender, limit_bytes, .. } = step;
         let limit = limit_bytes
             .map_or_else(|| "no limit".to_string(), |limit| format!("limit {}", crate::size::format_size(limit)));
-        format!("{} {local_percent} % round {} {contender} ({limit})\n", workload.name, round + 1)
+        format!("{} {local_percent} % {} {contender} ({limit})\n", workload.name, step.turn_name())
     });
     let skipped = plan.skipped.iter().map(|it| format!("{} {}: skipped: {}\n", it.workload, it.contender, it.reason));
     let asked = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));

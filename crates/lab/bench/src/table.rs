@@ -128,6 +128,9 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
     }
     text.push_str("  (bars: speed; five characters are a doubling)\n");
+    for equal in record.equal_memory.iter().filter(|equal| equal.is_of(workload, local)) {
+        let _ = writeln!(text, "  {}", equal.line());
+    }
     peak_line(&mut text, record, workload, local);
     let reported: Vec<&Latency> = record
         .latencies

@@ -6,14 +6,12 @@
 use serde::Serialize;
 
 use crate::bound::Bound;
-use crate::contender::OTHER_BUILD;
 use crate::fio::{self, FioPoint};
 use crate::library;
-use crate::plan::limit_bytes;
 use crate::ratios::{Better, Ratio, Spread, compare};
 use crate::record::{Run, figures};
 use crate::scattered_bars;
-use crate::size::{MIB, format_size};
+use crate::size::format_size;
 
 /// One bar, and the measurement against it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -105,7 +103,6 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     if ran("hints") {
         verdicts.push(library::judge_hints(runs));
     }
-    verdicts.extend(judge_budget(runs));
     verdicts.extend(judge_below_budget(runs));
     verdicts.extend(average_loss(runs));
     verdicts
@@ -186,68 +183,6 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
             format!("{allowed:.2} GB/s of triad at {} blocks, depth {}", format_size(point.block_bytes), point.depth);
     }
     verdict
-}
-
-/// The kernel's measurement of the program against the budget, code and stacks.
-fn judge_budget(runs: &[Run]) -> Option<Verdict> {
-    let mut worst: Option<PeakCheck> = None;
-    let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);
-    for run in runs.iter().filter(ours).filter(|run| run.figure.is_some()) {
-        // With several processes, only one has reported its memory; the kernel enforces the limit on all of them. If
-        // the program has not reported the kernel's figure, or it includes the tier's memory, only the pager's own
-        // count is available.
-        let (peak, allowed) = match run.peak_resident_bytes.filter(|_| !run.maps_its_tier()) {
-            Some(peak) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes, 1)),
-            None => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
-        };
-        let peak_check = PeakCheck { run, peak, allowed };
-        if peak > 0 && worst.as_ref().is_none_or(|worst| peak_check.margin_mib() < worst.margin_mib()) {
-            worst = Some(peak_check);
-        }
-    }
-    let worst = worst?;
-    let margin = worst.margin_mib();
-    Some(Verdict {
-        bar: "budget kept: margin below what is allowed, worst run".into(),
-        at_least: Some(0.0),
-        at_most: None,
-        unit: " MiB",
-        aim: None,
-        measured: Some(margin),
-        min: None,
-        max: None,
-        met: Some(margin >= 0.0),
-        bound: None,
-        note: worst.story(),
-    })
-}
-
-/// Peak resident memory of one run, and the allowed maximum.
-struct PeakCheck<'a> {
-    run: &'a Run,
-    peak: u64,
-    allowed: u64,
-}
-
-impl PeakCheck<'_> {
-    fn margin_mib(&self) -> f64 {
-        mib(self.allowed) - mib(self.peak)
-    }
-
-    /// A ratio would be 1.00 for any budget that is kept, so the note gives the figures.
-    fn story(&self) -> String {
-        let Run { workload, contender, local_percent, local_bytes, .. } = self.run;
-        format!(
-            "budget {:.1} MiB, allowed with code {:.1}, peak {:.1}: {workload} {contender} at {local_percent} %",
-            mib(*local_bytes),
-            mib(self.allowed),
-            mib(self.peak)
-        )
-    }
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / MIB as f64
 }
 
 /// Below its budget, a program must run as fast as without Aquifer: the whole run, not only the timed kernel.
@@ -394,18 +329,6 @@ mod tests {
         };
         let verdict = judge_ceiling(&[run("stream", 30, "aquifer-flash", 0, 1.5, Better::Higher)], &[point]);
         assert_eq!((verdict.measured, verdict.met), (Some(1.0), Some(true)));
-    }
-
-    #[test]
-    fn a_peak_beyond_the_allowance_is_found() {
-        let mut over = run("stream", 30, "aquifer-flash", 0, 1.0, Better::Higher);
-        let kept = judge_budget(std::slice::from_ref(&over)).unwrap();
-        assert_eq!(kept.met, Some(true));
-        let peak = over.peak_resident_bytes.expect("the peak that the kernel measured") >> 20;
-        assert!(kept.note.contains(&format!("peak {peak}.0: stream aquifer-flash at 30 %")), "{}", kept.note);
-        over.peak_resident_bytes = Some(400 << 20);
-        let exceeded = judge_budget(&[over]).unwrap();
-        assert_eq!((exceeded.met, exceeded.measured < Some(0.0)), (Some(false), true));
     }
 
     #[test]
