@@ -15,7 +15,7 @@ use crate::size::{parse_duration, parse_rate, parse_size};
 #[derive(Args, Debug, Clone)]
 #[command(after_long_help = "\
 Examples:
-  aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
+  aquifer bench --quick                                   STREAM at 30 %, Aquifer against swap on disk
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            costs: faults, runs below budget, idling
@@ -34,7 +34,7 @@ Bars are printed last, each met, missed or not measured; with --check, a missed 
   TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
   two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
   budget kept                 any run of aquifer-flash
-  memory equal to swap's      any run of aquifer-flash with swap-disk, once before the rounds
+  no more memory than swap    any run of aquifer-flash with swap-disk
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 16
@@ -63,6 +63,9 @@ PREFIX, and the workloads are built for it: make -C bench/workloads UMAP=PREFIX
 Limits, swap areas and hosts for donors need root. A swap area or cgroup that the bench did not make is never touched.")]
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
+    ///
+    /// stream, stream-static, uniform-read, uniform-update, zipf-read, zipf-update, chase, matmul, cg, bfs, pr, bc, load,
+    /// redis, redis-save, ycsb-a, ycsb-c, kv, lookup, bfs-hints, gather, gather-python, hints.
     ///
     /// `memory`, which is not part of `all`, measures memory itself: latency, bandwidth and latency under load of each
     /// NUMA node, and of the tiers of the named contenders
@@ -124,7 +127,7 @@ pub struct BenchArgs {
     /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
     #[arg(long, value_name = "FILE")]
     pub aquifer: Option<PathBuf>,
-    /// Another build of aquifer: each contender of ours takes turns with it, and the last lines are ratios of the two
+    /// Another build of aquifer: each Aquifer contender takes turns with it, and the last lines are ratios of the two
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
     /// An additional argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
@@ -146,7 +149,7 @@ pub struct BenchArgs {
     /// Write SVG plots into this directory
     #[arg(long, value_name = "DIR")]
     pub plots: Option<PathBuf>,
-    /// A demonstration in under five minutes: one round of STREAM at 30 %, ours against swap on disk
+    /// A demonstration in under five minutes: one round of STREAM at 30 %, Aquifer against swap on disk
     #[arg(long)]
     pub quick: bool,
     /// Exit with 4 when a measured bar is missed

@@ -27,7 +27,7 @@ Examples:
   aquifer doctor --json                  one object per line and ability
   aquifer doctor --tier flash:/mnt/nvme  how long this tier takes to read")]
 pub struct DoctorArgs {
-    /// One JSON object per line and ability, or per line and size of a read
+    /// One JSON object on a line for each ability, or for each size of a read
     #[arg(long)]
     json: bool,
 

@@ -77,7 +77,7 @@ pub struct DonorArgs {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// Certificates that its authority has revoked, in PEM
+    /// Lists of certificates that the authorities of --tls-ca have revoked, in PEM
     ///
     /// Borrowers that show one lose their connections.
     #[arg(long = "tls-crl", value_name = "FILE")]

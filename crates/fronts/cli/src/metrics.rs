@@ -13,7 +13,7 @@ use crate::exit::{Failure, say};
 use crate::exporter::Exporter;
 use crate::instances;
 
-/// Serve the numbers of running programs to Prometheus
+/// Serve the statistics of running programs to Prometheus
 ///
 /// One exporter serves the programs on a host: as root those of all users, otherwise only those of your own user. The
 /// address has neither TLS nor passwords, so make sure that only the scraper can reach it.

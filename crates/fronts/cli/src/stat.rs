@@ -21,7 +21,7 @@ use crate::output::{self, Printed};
 mod curve_plot;
 mod mrc;
 
-/// Show the numbers of running programs
+/// Show the statistics of running programs
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -37,11 +37,11 @@ pub struct StatArgs {
     #[arg(value_name = "PID", value_parser = process_id)]
     pid: Option<u32>,
 
-    /// Show every number with its meaning, as is always done for a single PID
+    /// Show every figure with its meaning, as is always done for a single PID
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     details: bool,
 
-    /// One JSON object per line and program
+    /// One JSON object per program, each on a line
     #[arg(long)]
     json: bool,
 

@@ -32,8 +32,8 @@ Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 b
 /// Serve and steer a pool of far memory through its fabric manager
 ///
 /// The commands speak REST to the manager, `aquifer-fabricd`. Log in first: the session's token is kept in a file that
-/// only its owner can read, and it is sent to no other manager. Every command but `events` and a watched status ends
-/// within a minute or two, whatever the manager does.
+/// only its owner can read, and it is sent to no other manager. Every command ends within a minute or two, whatever the
+/// manager does, except `serve`, `events`, `status --watch`, and `status --until-settled`, which has `--limit`.
 #[derive(Clone, Debug, Args)]
 // One line of the short help for a command of the pool, within a screen.
 #[command(after_long_help = NOTES, arg_required_else_help = true, disable_help_subcommand = true)]

@@ -10,7 +10,9 @@
 //! | there is                              | [`attach`]                         | [`detach`]                        |
 //! |---------------------------------------|------------------------------------|-----------------------------------|
 //! | no device                             | waits: [`CxlFailure::Absent`]      | is done                           |
-//! | a device whose sizes differ           | refuses                            | as below                          |
+//! | several that could be the bound one   | refuses                            | refuses, or is done: none has its |
+//! |                                       |                                    | region                            |
+//! | a device of another size              | refuses                            | is done: it is not the bound one  |
 //! | a half-made region, taken decoders    | frees them, and starts over        | frees them                        |
 //! | a region whose memory is not in use   | brings it online                   | destroys the region               |
 //! | a region whose memory is in use       | is done                            | migrates it, or names its holders |
@@ -44,6 +46,9 @@ pub struct Bound {
     pub bytes: u64,
     /// The region that was created for it, or whose creation was started.
     pub region: Option<String>,
+    /// The regions of other devices with the same serial number and size that are bound to this host, or that the
+    /// manager has not unbound yet; `None` for each that has none. Only its region tells such a device from the others.
+    pub twins: Vec<Option<String>>,
 }
 
 /// The form in which a device's memory is used.
@@ -77,7 +82,8 @@ pub struct Attached {
     pub node: Option<u32>,
 }
 
-/// Brings a bound device online as memory. `record` gets the region's name before the region is created.
+/// Brings a bound device online as memory. `record` gets the region's name before the region is created, or before one
+/// that it has already is used.
 pub fn attach(
     tree: &dyn Tree,
     bound: &Bound,
@@ -86,10 +92,16 @@ pub fn attach(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Attached, CxlFailure> {
     let listing = Listing::read(tree);
-    let memdev = found(&listing, bound)?;
+    let memdev = found_or_similar(&listing, bound)?;
     fits_what_was_bound(tree, memdev, bound)?;
     let region = match region_of(&listing, memdev)?.filter(|region| region.is_enabled) {
-        Some(region) => region.clone(),
+        Some(region) => {
+            if bound.region.as_ref() != Some(&region.name) {
+                record(&region.name)
+                    .map_err(|source| CxlFailure::NotRecorded { region: region.name.clone(), source })?;
+            }
+            region.clone()
+        }
         None => {
             clear(tree, Some(memdev), bound.region.as_deref())?;
             let window = match nodes {
@@ -120,8 +132,12 @@ pub fn detach(
     let listing = Listing::read(tree);
     let memdev = match found(&listing, bound) {
         Ok(memdev) => memdev,
-        // The device was pulled out: the kernel no longer has its memory.
+        // The device was pulled out, or has not come yet: the kernel does not have its memory. A device of another size
+        // is another logical device of the same one, and may be in use.
         Err(CxlFailure::Absent { .. }) => return clear(tree, None, bound.region.as_deref()),
+        Err(CxlFailure::Alike { .. }) if !bound.twins.is_empty() && has_nothing_here(&listing, bound) => {
+            return clear(tree, None, bound.region.as_deref());
+        }
         Err(failure) => return Err(failure),
     };
     // More than one if somebody else has created another region from the device's remaining capacity.
@@ -135,16 +151,47 @@ pub fn detach(
     clear(tree, now.memdev(&memdev.name), bound.region.as_deref())
 }
 
-/// Finds the bound device. The logical devices of one device share its serial number, and differ only in their sizes.
+/// Finds the bound device. The logical devices of one device share its serial number, and differ only in their sizes,
+/// if at all.
 fn found<'a>(listing: &'a Listing, bound: &Bound) -> Result<&'a Memdev, CxlFailure> {
-    let here: Vec<&Memdev> = listing.memdevs.iter().filter(|memdev| memdev.serial == Some(bound.serial)).collect();
-    let alike: Vec<&Memdev> = here.iter().copied().filter(|memdev| bytes_of(memdev) == bound.bytes).collect();
-    match (alike.as_slice(), here.as_slice()) {
-        ([memdev], _) | ([], [memdev]) => Ok(memdev),
-        ([], []) => Err(CxlFailure::Absent { serial: bound.serial }),
-        ([], several) => Err(CxlFailure::Alike { serial: bound.serial, count: several.len() }),
-        (several, _) => Err(CxlFailure::Alike { serial: bound.serial, count: several.len() }),
+    let alike: Vec<&Memdev> = with_serial(listing, bound).filter(|memdev| bytes_of(memdev) == bound.bytes).collect();
+    let own = alike.iter().find(|memdev| bound.region.as_deref().is_some_and(|region| has_region(memdev, region)));
+    match (own, alike.as_slice()) {
+        (Some(memdev), _) => Ok(memdev),
+        (None, []) => Err(CxlFailure::Absent { serial: bound.serial }),
+        (None, [memdev]) if bound.twins.is_empty() => Ok(memdev),
+        (None, several) => {
+            let count = several.len().max(bound.twins.len() + 1);
+            Err(CxlFailure::Alike { serial: bound.serial, count })
+        }
     }
+}
+
+/// Whether each region on devices that could be the bound one belongs to another bound device.
+fn has_nothing_here(listing: &Listing, bound: &Bound) -> bool {
+    let alike = with_serial(listing, bound).filter(|memdev| bytes_of(memdev) == bound.bytes);
+    let mut regions = alike.flat_map(|memdev| &memdev.decoders).filter_map(|decoder| decoder.region.as_ref());
+    regions.all(|region| bound.twins.iter().flatten().any(|of_twin| of_twin == region))
+}
+
+fn has_region(memdev: &Memdev, region: &str) -> bool {
+    memdev.decoders.iter().any(|decoder| decoder.region.as_deref() == Some(region))
+}
+
+/// As [`found`]; but the only device with that serial number is returned whatever its size, so that the caller can say
+/// what differs.
+fn found_or_similar<'a>(listing: &'a Listing, bound: &Bound) -> Result<&'a Memdev, CxlFailure> {
+    let here: Vec<&Memdev> = with_serial(listing, bound).collect();
+    match (found(listing, bound), here.as_slice()) {
+        (Err(CxlFailure::Absent { .. }), [memdev]) => Ok(memdev),
+        (Err(CxlFailure::Absent { serial }), [_, _, ..]) => Err(CxlFailure::Alike { serial, count: here.len() }),
+        (outcome, _) => outcome,
+    }
+}
+
+fn with_serial<'a>(listing: &'a Listing, bound: &Bound) -> impl Iterator<Item = &'a Memdev> {
+    let serial = bound.serial;
+    listing.memdevs.iter().filter(move |memdev| memdev.serial == Some(serial))
 }
 
 fn bytes_of(memdev: &Memdev) -> u64 {

@@ -185,7 +185,8 @@ impl fmt::Display for CxlFailure {
             ),
             CxlFailure::NotRecorded { region, source } => write!(
                 f,
-                "{region} is not made, because that could not be recorded: {source}; free space in the state directory"
+                "{region} is not made or used, because that could not be recorded: {source}; free space in the state \
+                 directory"
             ),
             CxlFailure::SizeDiffers { object, has, bound } => {
                 write!(f, "{object} has {has} bytes and {bound} were bound; unbind it and bind it again")

@@ -16,7 +16,7 @@ use aquifer_nodes::dax::Mode;
 const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
 
 fn bound(serial: u64) -> Bound {
-    Bound { serial, bytes: CAPACITY_BYTES, region: None }
+    Bound { serial, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() }
 }
 
 /// Attaches as an agent does, which records the name of the region.
@@ -113,6 +113,57 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     );
     assert!(matches!(failure, Err(CxlFailure::NotRecorded { .. })), "{failure:?}");
     assert_eq!(Listing::read(&model).regions.len(), 1, "what is not recorded is not made");
+}
+
+/// A logical device leaves before it has come, or after it has vanished, while another one of its device is in use.
+#[test]
+fn a_logical_device_that_is_not_here_does_not_take_another_one_with_it() {
+    let model = Model::new(1);
+    attach_kept(&model, &mut bound(0x1001), NODE).unwrap();
+    let before = model.state();
+    for region in [None, Some("region7".to_owned())] {
+        let other = Bound { bytes: CAPACITY_BYTES / 2, region, ..bound(0x1001) };
+        detach(&model, &other, true, &mut |_| ()).expect("it is not here, so nothing is to be done");
+        assert_eq!(model.state(), before, "the other logical device stays in use");
+    }
+}
+
+/// Two logical devices of one device with one size. Nothing but its region tells one from the other.
+#[test]
+fn a_device_with_a_twin_is_known_by_its_region_alone() {
+    let model = Model::new(1);
+    let mut first = bound(0x1001);
+    attach_kept(&model, &mut first, NODE).unwrap();
+    let mut second = Bound { twins: vec![first.region.clone()], ..bound(0x1001) };
+    first.twins = vec![None];
+    let before = model.state();
+    let refused = |model: &Model, it: &mut Bound| {
+        let failure = attach_kept(model, it, NODE).unwrap_err();
+        assert!(matches!(failure, CxlFailure::Alike { count: 2, .. }), "{failure}");
+    };
+    refused(&model, &mut second);
+    model.plug(2, 0x1001, CAPACITY_BYTES);
+    refused(&model, &mut second);
+    detach(&model, &second, true, &mut |_| ()).expect("it has no region, so nothing is to be done");
+    attach_kept(&model, &mut first, NODE).expect("the first one has its region");
+    model.pull(2);
+    assert_eq!(model.state(), before);
+    // Whose region it is was forgotten: none of the two may be taken offline.
+    let forgotten = Bound { twins: vec![None], ..bound(0x1001) };
+    let failure = detach(&model, &forgotten, true, &mut |_| ()).unwrap_err();
+    assert!(matches!(failure, CxlFailure::Alike { .. }) && model.state() == before, "{failure}");
+    detach(&model, &first, true, &mut |_| ()).unwrap();
+    assert!(Listing::read(&model).regions.is_empty());
+}
+
+#[test]
+fn a_region_that_is_there_already_is_recorded() {
+    let model = Model::new(1);
+    let mut it = bound(0x1001);
+    let made = attach_kept(&model, &mut it, NODE).unwrap();
+    let mut again = bound(0x1001);
+    assert_eq!(attach_kept(&model, &mut again, NODE).unwrap(), made);
+    assert_eq!(again.region.as_deref(), Some("region0"));
 }
 
 #[test]

@@ -176,6 +176,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_help_names_every_workload() {
+        let command = <crate::BenchArgs as clap::Args>::augment_args(clap::Command::new("bench"));
+        let flag = command.get_arguments().find(|flag| flag.get_id() == "workload").expect("there is such a flag");
+        let help = flag.get_long_help().expect("it has a long help").to_string();
+        let words: Vec<&str> = help.split([' ', ',', '.', '\n']).collect();
+        let missing: Vec<_> = WORKLOADS.iter().filter(|workload| !words.contains(&workload.name)).collect();
+        assert!(missing.is_empty(), "{missing:?} are not in {help}");
+    }
+
+    #[test]
     fn names_are_unique_and_found() {
         for workload in &WORKLOADS {
             assert_eq!(find(workload.name), Some(workload));

@@ -115,7 +115,10 @@ fn logged_part(host_state: &HostState, task: &DeviceTask) -> (Option<Discriminan
 }
 
 fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial: u64, change: Change<'_>) -> Outcome {
-    let bound = Bound { serial, bytes: task.bytes, region: task.region.clone() };
+    let mut twins = Vec::new();
+    // An earlier task of this turn may have created a region, so the tasks do not have the twins.
+    let _ = change(&mut |host_state| twins = host_state.twins(task));
+    let bound = Bound { serial, bytes: task.bytes, region: task.region.clone(), twins };
     let note = |outcome: Outcome| change(&mut |host_state| host_state.note(task, outcome.clone()));
     let mut noted = Instant::now();
     let mut progress = |progress: &Progress| {
@@ -136,6 +139,8 @@ fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial:
     match done {
         Ok(()) => Outcome::Done,
         Err(failure @ CxlFailure::Absent { .. }) => Outcome::Absent(failure.to_string()),
+        // None of the devices that look like it has its region.
+        Err(failure @ CxlFailure::Alike { .. }) if task.act == Act::Attach => Outcome::Absent(failure.to_string()),
         Err(failure) => Outcome::Hindered(failure.to_string()),
     }
 }

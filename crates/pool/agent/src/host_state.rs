@@ -31,6 +31,7 @@ use aquifer_fabric::{
 };
 use serde::{Deserialize, Serialize};
 
+use devices::LeftDevice;
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
 use users::User;
 pub(crate) use users::UserId;
@@ -62,6 +63,10 @@ pub(crate) struct HostState {
     sequence: u64,
     volumes: BTreeMap<VolumeId, Held>,
     left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
+    /// The memory devices of members that have left, until the manager has forgotten these: it may not have unbound
+    /// them yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left_devices: Vec<LeftDevice>,
     users: Vec<User>,
     /// Where donors are, according to the manager.
     donors: BTreeMap<DonorId, Whereabouts>,
@@ -82,6 +87,7 @@ impl HostState {
             sequence: 0,
             volumes: BTreeMap::new(),
             left: BTreeMap::new(),
+            left_devices: Vec::new(),
             users: Vec::new(),
             donors: BTreeMap::new(),
             revision: 1,
@@ -224,7 +230,8 @@ impl HostState {
     /// Removes a member that has left for good.
     fn remove(&mut self, volume: VolumeId, member: MemberId) {
         if let Some(held) = self.volumes.get_mut(&volume) {
-            held.report.members.remove(&member);
+            let report = held.report.members.remove(&member);
+            self.left_devices.extend(report.and_then(|report| LeftDevice::of(volume, &report.lease)));
             held.replaced.remove(&member);
             held.abandoned.remove(&member);
             held.attachments.remove(&member);

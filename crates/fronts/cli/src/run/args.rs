@@ -154,9 +154,9 @@ Tiers:
   donor:HOST:PORT,OPTION[,OPTION]...
                           memory of another machine, where 'aquifer donor' lends it: over TLS with
                           cert, key and ca, or in plain text
-      cert=FILE           our certificate, then the intermediate ones up to its authority
+      cert=FILE           the borrower's certificate, then the intermediate ones up to its authority
       key=FILE            its private key
-      ca=FILE             the authorities whose donors we trust
+      ca=FILE             the authorities whose donors are trusted
       crl=FILE            their lists of revoked certificates: a donor on one of them is refused
                           [default: none are read]
       name=NAME           the name that the donor's certificate must have [default: HOST]
@@ -171,6 +171,11 @@ Tiers:
                           [default: one donor holds each byte]
   donor:unix:PATH[,size=SIZE]
                           memory that 'aquifer donor --listen unix:PATH' shares on this machine
+  donor:rdma:HOST:PORT[,device=NAME],OPTION[,OPTION]...
+                          as donor:HOST:PORT, and the bytes come by RDMA
+      device=NAME         the RDMA device [default: the one whose address reaches the donor]
+  pool:VOLUME[,agent=SOCKET][,size=SIZE][,encrypt=ephemeral]
+                          a volume of the pool that is bound to this host, where 'aquifer agent' runs
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as slowly as a device does; PROFILE is the path
                           of a file, or one of those that aquifer has built in:";

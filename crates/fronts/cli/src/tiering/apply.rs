@@ -55,7 +55,7 @@ pub struct ApplyArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// One JSON object per line and file
+    /// One JSON object per file, each on a line
     #[arg(long)]
     json: bool,
 }

@@ -273,6 +273,53 @@ fn a_device_that_takes_the_place_of_another_is_online_first() {
     assert_eq!(Listing::read(&bench.kernel).regions.len(), 1);
 }
 
+/// Two logical devices of one device with one size: the host cannot tell which is which, so the second one waits until
+/// the manager has unbound the first. Taken for the other, it would be unbound under programs.
+#[test]
+fn logical_devices_of_one_size_come_online_one_after_the_other() {
+    let lease_of = |ld_id: u16| MemberLease {
+        source: Source::LogicalDevice { device: "s0.1001".parse().unwrap(), ld_id: LdId(ld_id) },
+        ..lease(0x1000 + u64::from(ld_id))
+    };
+    let host = || "web-1".parse().unwrap();
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
+    let members = vec![lease_of(1)];
+    bench.order(Step::Present { host: host(), volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
+    bench.turns();
+    bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![lease_of(2)] }).unwrap();
+    for is_plugged in [false, true] {
+        if is_plugged {
+            bench.kernel.plug(2, 0x1001, CAPACITY_BYTES);
+        }
+        bench.turns();
+        assert_eq!(bench.state(0x1001), Some(MemberState::InSync));
+        assert!(matches!(bench.state(0x1002), Some(MemberState::Copying { .. })));
+        assert!(bench.trouble(0x1002).contains("2 devices here"), "{}", bench.trouble(0x1002));
+    }
+    bench.leave(0x1001, Why::Shrunk);
+    bench.turns();
+    bench.restart();
+    bench.turns();
+    assert!(bench.has_left(0x1001));
+    assert!(matches!(bench.state(0x1002), Some(MemberState::Copying { .. })), "both are here until the unbind");
+    bench.kernel.pull(0);
+    bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: lease_of(1).member }).unwrap();
+    bench.turns();
+    assert_eq!(bench.state(0x1002), Some(MemberState::InSync));
+    // The device is pulled out, and another one of its size is bound: it is not taken for the lost one.
+    bench.kernel.pull(2);
+    bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![lease_of(3)] }).unwrap();
+    bench.kernel.plug(3, 0x1001, CAPACITY_BYTES);
+    bench.turns();
+    assert_eq!(bench.state(0x1002), Some(MemberState::Broken));
+    bench.leave(0x1002, Why::Lost);
+    bench.turns();
+    bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: lease_of(2).member }).unwrap();
+    bench.turns();
+    assert_eq!(bench.state(0x1003), Some(MemberState::InSync));
+}
+
 #[test]
 fn what_cannot_become_memory_is_refused_or_reported() {
     let mut bench = Bench::new(KernelModel::new(1), settings());

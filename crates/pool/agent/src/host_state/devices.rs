@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use aquifer_agent_wire::Order;
-use aquifer_fabric::{Bytes, DeviceId, MemberId, MemberReport, MemberState, Source, VolumeId};
+use aquifer_fabric::{Bytes, DeviceId, MemberId, MemberLease, MemberReport, MemberState, Source, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::{Held, HostState};
@@ -42,6 +42,27 @@ enum Stage {
     /// Its memory is not online yet.
     #[default]
     Waiting,
+}
+
+/// A memory device whose member has left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LeftDevice {
+    volume: VolumeId,
+    member: MemberId,
+    device: DeviceId,
+    bytes: Bytes,
+}
+
+impl LeftDevice {
+    /// Returns the device of a member; `None` if the member is at a donor.
+    pub(super) fn of(volume: VolumeId, lease: &MemberLease) -> Option<LeftDevice> {
+        let Source::LogicalDevice { device, .. } = &lease.source else { return None };
+        Some(LeftDevice { volume, member: lease.member, device: device.clone(), bytes: lease.bytes })
+    }
+
+    pub(super) fn is_of(&self, volume: VolumeId, member: MemberId) -> bool {
+        (self.volume, self.member) == (volume, member)
+    }
 }
 
 /// What to do for a member.
@@ -144,6 +165,22 @@ impl HostState {
         // Detach first, to make room for members to attach.
         tasks.sort_by_key(|task| task.act == Act::Attach);
         tasks
+    }
+
+    /// Returns the other devices that a host cannot tell from that of a task: logical devices of the same device with the
+    /// same size. Each is the region of its member, if that has one.
+    pub(crate) fn twins(&self, task: &DeviceTask) -> Vec<Option<String>> {
+        let of_held = self.volumes.iter().flat_map(|(volume, held)| {
+            held.attachments.iter().filter_map(|(member, attachment)| {
+                let device = LeftDevice::of(*volume, &held.report.members.get(member)?.lease)?;
+                Some((device, attachment.region.clone()))
+            })
+        });
+        let of_left = self.left_devices.iter().map(|left| (left.clone(), None));
+        let is_twin = |device: &LeftDevice| {
+            (&device.device, device.bytes.0) == (&task.device, task.bytes) && !device.is_of(task.volume, task.member)
+        };
+        of_held.chain(of_left).filter(|(device, _)| is_twin(device)).map(|(_, region)| region).collect()
     }
 
     /// Notes a task's outcome. Ignored if the member has gone, or has another task by now.

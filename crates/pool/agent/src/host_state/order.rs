@@ -61,6 +61,7 @@ impl HostState {
             }
             Step::Withdraw { volume, members, .. } => self.withdraw(volume, members),
             Step::ForgetLeft { volume, member, .. } => {
+                self.left_devices.retain(|left| !left.is_of(volume, member));
                 if let Some(left) = self.left.get_mut(&volume) {
                     left.remove(&member);
                     if left.is_empty() {
