@@ -15,7 +15,7 @@ use crate::size::{parse_duration, parse_rate, parse_size};
 #[derive(Args, Debug, Clone)]
 #[command(after_long_help = "\
 Examples:
-  aquifer bench --quick                                   STREAM at 30 %, Aquifer against swap on disk
+  aquifer bench --quick                                   STREAM at 30 %, beside swap on disk
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            costs: faults, runs below budget, idling

@@ -77,7 +77,7 @@ pub struct DonorArgs {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// Lists of certificates that the authorities of --tls-ca have revoked, in PEM
+    /// Certificates revoked by the authorities of --tls-ca, in PEM
     ///
     /// Borrowers that show one lose their connections.
     #[arg(long = "tls-crl", value_name = "FILE")]

@@ -175,7 +175,7 @@ Tiers:
                           as donor:HOST:PORT, and the bytes come by RDMA
       device=NAME         the RDMA device [default: the one whose address reaches the donor]
   pool:VOLUME[,agent=SOCKET][,size=SIZE][,encrypt=ephemeral]
-                          a volume of the pool that is bound to this host, where 'aquifer agent' runs
+                          a volume of the pool, by way of this host's 'aquifer agent'
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as slowly as a device does; PROFILE is the path
                           of a file, or one of those that aquifer has built in:";
