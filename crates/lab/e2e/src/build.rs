@@ -190,8 +190,10 @@ pub fn compile_library(name: &str, source: &str) -> Option<PathBuf> {
 
 /// Compiles the body of a C `main`, which can call `touch(MIB)`: new memory whose bytes are `at >> 12 | 1`.
 pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
-    let headers =
-        ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "sys/wait", "time", "unistd"];
+    let headers = [
+        "errno", "fcntl", "pthread", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "sys/wait", "time",
+        "unistd",
+    ];
     let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
     // Volatile: a compiler removes stores to memory that is never read, and the test would test nothing.
     let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \

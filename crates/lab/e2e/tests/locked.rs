@@ -93,6 +93,41 @@ fn memory_locked_early_stays() {
     }
 }
 
+/// MADV_DONTNEED empties what is before the first locked page, and is EINVAL there, as without Aquifer. A stack that a
+/// thread had before the pager started is pinned, but not locked: where it was taken for locked, evicted memory around
+/// it kept its old contents.
+#[test]
+fn memory_with_locked_or_pinned_pages_is_emptied_as_by_the_kernel() {
+    let body = "void *nothing(void *none) { return none; } size_t mib = 1 << 20;\
+        char *a = mmap(0, 16 * mib, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
+        pthread_attr_t attr; pthread_t thread; pthread_attr_init(&attr);\
+        if (pthread_attr_setstack(&attr, a + mib, mib)) return 2;\
+        for (int turn = 0; turn < 300; turn++)\
+            if (pthread_create(&thread, &attr, nothing, 0) || pthread_join(thread, 0)) return 3;\
+        char *locked = mmap(0, 8 * mib, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
+        if (mlock(locked, 4096)) { perror(\"mlock\"); return 4; }\
+        char *start = touch(80);\
+        for (int turn = 0; turn < 1100; turn++) if (mlock(start + 40 * mib, 4096)) { perror(\"again\"); return 5; }\
+        for (size_t at = 0; at < 16 * mib; at += 64) a[at] = 7;\
+        for (size_t at = 0; at < 8 * mib; at += 64) locked[at] = 8;\
+        if (mlock(locked + 4 * mib, 4096)) { perror(\"mlock\"); return 6; }\
+        if (munlock(locked, 4096)) return 7;\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 8;\
+        if (madvise(a, 16 * mib, MADV_DONTNEED)) { perror(\"empty\"); return 9; }\
+        if (madvise(locked, 8 * mib, MADV_DONTNEED) != -1 || errno != EINVAL) return 10;\
+        for (size_t at = 0; at < 16 * mib; at += 64) if (a[at]) { fprintf(stderr, \"%zx\\n\", at); return 11; }\
+        for (size_t at = 0; at < 8 * mib; at += 64) if (locked[at] != (at < 4 * mib ? 0 : 8)) return 12;\
+        return 0;";
+    let Some(program) = compile_small("pinned-emptied", body) else { return };
+    for delivery in ["signal", "listener"] {
+        for exchange in ["move", "copy"] {
+            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+            let ended = run(managed(&words, &program, &[]), LIMIT);
+            assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}", ended.stderr);
+        }
+    }
+}
+
 /// A process has 1024 entries for pins. When locked memory has taken them all, a further lock fails with ENOMEM, and
 /// calls still find their memory.
 #[test]

@@ -89,6 +89,8 @@ pub(crate) struct State {
     settings: Option<Settings>,
     /// Locked before the pager started. Their deliveries have no meaning.
     pub(crate) locked: Vec<Range>,
+    /// Stacks in managed memory, of threads that were created before the pager started.
+    pub(crate) stacks: Vec<Range>,
     /// Memory of calls that were in progress when the pager started.
     pub(crate) postponed: Postponed,
     /// Number of threads in fork(3). They hold the locks of the program's heap, without which no pager thread can
@@ -121,6 +123,7 @@ impl Adopter {
                 managed_bytes: 0,
                 settings: Some(settings),
                 locked: Vec::new(),
+                stacks: Vec::new(),
                 postponed: Postponed::default(),
                 forks: 0,
                 given_advice: GivenAdvice::default(),
@@ -321,6 +324,9 @@ impl Adopter {
         self.register(pager, &state.given_advice.huge, &pinned);
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
+        }
+        for range in std::mem::take(&mut state.stacks) {
+            pager.pin_stack(range.start, range.end - range.start);
         }
         Self::apply_announced(pager, &mut state.given_advice);
         keep_spares();

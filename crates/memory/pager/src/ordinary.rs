@@ -56,7 +56,7 @@ impl Adopter {
         if len == 0 || !self.manages(start, len) {
             return Err(Unserved::Unmanaged);
         }
-        if matches!(advice, Advice::Cold | Advice::PageOut) && self.is_locked(start, len) {
+        if matches!(advice, Advice::Cold | Advice::PageOut) && self.is_kept(start, len) {
             return Err(Unserved::Pinned);
         }
         if matches!(advice, Advice::WillNeed | Advice::WillWrite)

@@ -26,7 +26,7 @@ use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
 pub(crate) use self::table::Pins;
-use self::table::{LOCKED, PinSlot};
+use self::table::{KEPT, LOCKED, PinSlot, STACK};
 use crate::abort::fail;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MAX};
@@ -295,12 +295,23 @@ impl Pager {
     pub(crate) fn lock(&self, start: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
         let Some((start, end)) = self.managed(start, len) else { return true };
+        if self.is_all_locked(start, end) {
+            return true; // Locks do not nest.
+        }
         let weight = self.weight(start, end);
         let spent = self.pins.locked_pages.load(Ordering::SeqCst);
         if spent + weight > self.whole_budget_pages() / LOCKED_PART {
             return false;
         }
         self.pin(LOCKED, 0, start, end).is_some()
+    }
+
+    /// Keeps the stack of a thread that was created before the pager started from eviction, until it is unmapped.
+    pub(crate) fn pin_stack(&self, start: usize, len: usize) {
+        let _blocked = Blocked::all();
+        if let Some((start, end)) = self.managed(start, len) {
+            self.pin(STACK, 0, start, end);
+        }
     }
 
     /// Pins the pages `start..end` and makes them resident. `None` if either fails; then nothing is pinned.
@@ -328,7 +339,7 @@ impl Pager {
     /// from the system calls' part. `None` if no slot is free, or more than
     /// [`locked_pages_max`](Self::locked_pages_max) pages would be locked.
     pub(crate) fn claim_lasting_pin(&self, start: PageIndex, end: PageIndex) -> Option<usize> {
-        let index = self.pins.claim(LOCKED, 0, start, end, self.weight(start, end))?;
+        let index = self.pins.claim(KEPT, 0, start, end, self.weight(start, end))?;
         if self.locked_pages() > self.locked_pages_max() {
             self.pins.release(index);
             return None;
@@ -343,15 +354,26 @@ impl Pager {
 
     /// Unlocks every page of `start..start + len` that [`lock`](Self::lock) has locked.
     pub(crate) fn unlock(&self, start: usize, len: usize) {
+        self.unpin(LOCKED, start, len);
+    }
+
+    /// Forgets the locks and the stacks in memory that was unmapped.
+    pub(crate) fn was_unmapped(&self, start: usize, len: usize) {
+        self.unpin(LOCKED, start, len);
+        self.unpin(STACK, start, len);
+    }
+
+    /// Releases the pins of `of` as far as they are within `start..start + len`.
+    fn unpin(&self, of: usize, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
         for index in 0..self.pins.known().len() {
             let (from, to) = self.pins.covered(index);
             let owner = self.pins.slots[index].owner.load(Ordering::SeqCst);
-            if owner != LOCKED || from >= end || to <= start {
+            if owner != of || from >= end || to <= start {
                 continue;
             }
-            let claim = |(from, to)| self.pins.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
+            let claim = |(from, to)| self.pins.claim(of, 0, from, to, self.weight(from, to)).is_some();
             let stays = [(from, start), (end, to)].map(|(from, to)| (from < to).then_some((from, to)));
             // Pinned before the whole range is released, so that the parts that stay locked are pinned without a gap if
             // slots are free.
@@ -363,11 +385,38 @@ impl Pager {
         }
     }
 
-    /// Whether any of `start..start + len` is locked.
+    /// Whether any of `start..start + len` is locked by mlock(2).
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
-        let is_locked = |slot: &PinSlot| slot.owner.load(Ordering::SeqCst) == LOCKED && slot.overlaps(start, end);
-        self.pins.known().iter().any(is_locked)
+        self.first_locked(start, end).is_some()
+    }
+
+    /// The first of the pages `start..end` that is locked by mlock(2).
+    pub(crate) fn first_locked(&self, start: PageIndex, end: PageIndex) -> Option<PageIndex> {
+        let of_range = self.owned_by(LOCKED).filter(|slot| slot.overlaps(start, end));
+        of_range.map(|slot| PageIndex(slot.start.load(Ordering::SeqCst)).max(start)).min()
+    }
+
+    /// Whether all of the pages `start..end` are locked by mlock(2).
+    fn is_all_locked(&self, start: PageIndex, end: PageIndex) -> bool {
+        let mut from = start;
+        while from < end {
+            let here = self.owned_by(LOCKED).find(|slot| slot.overlaps(from, from + 1));
+            let Some(slot) = here else { return false };
+            // Released meanwhile, it ends at zero.
+            from = PageIndex(slot.end.load(Ordering::SeqCst)).max(from + 1);
+        }
+        true
+    }
+
+    /// Whether any of `start..start + len` is locked, or kept by a pin of the library.
+    pub(crate) fn is_kept(&self, start: usize, len: usize) -> bool {
+        let (start, end) = page_range(start, len);
+        self.owned_by(LOCKED).chain(self.owned_by(KEPT)).any(|slot| slot.overlaps(start, end))
+    }
+
+    fn owned_by(&self, owner: usize) -> impl Iterator<Item = &PinSlot> {
+        self.pins.known().iter().filter(move |slot| slot.owner.load(Ordering::SeqCst) == owner)
     }
 }
 

@@ -21,6 +21,7 @@ use aquifer_sys::raw::Errno;
 
 use crate::abort::fail;
 use crate::adopt::{Adopter, State, by_pagemap, cut};
+use crate::pager::Pager;
 use crate::recorder::Recorder;
 
 /// The result of a call by the program.
@@ -145,10 +146,17 @@ impl Adopter {
                 self.was_released(&mut state, start..end, remove && !result.is_refused());
                 return result;
             };
-            if way == Way::Empty && pager.is_locked(start, len) {
-                return act(); // The kernel refuses to empty it.
+            let (first, whole) = (PageIndex::at(start), PageIndex::at(end));
+            // The kernel empties what is before the first locked page, and refuses the rest.
+            let locked = if way == Way::Empty { pager.first_locked(first, whole) } else { None };
+            let last = locked.unwrap_or(whole);
+            if last == first {
+                let result = act();
+                if !result.is_refused() {
+                    emptied(pager, first, whole);
+                }
+                return result;
             }
-            let (first, last) = (PageIndex::at(start), PageIndex::at(end));
             let act = || {
                 let result = act();
                 let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
@@ -168,6 +176,9 @@ impl Adopter {
                 state.managed_bytes -= if remove { managed_pages * PAGE_BYTES } else { 0 };
                 self.was_released(&mut state, start..end, remove);
             }
+            if locked.is_some() && !result.is_refused() {
+                emptied(pager, last, whole);
+            }
             result
         })
     }
@@ -186,16 +197,27 @@ impl Adopter {
         match self.pager() {
             Some(pager) => {
                 state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
-                pager.unlock(start, end - start);
+                pager.was_unmapped(start, end - start);
             }
             None => {
                 cut(&mut state.locked, start, end);
+                cut(&mut state.stacks, start, end);
                 state.managed_bytes -= cut(&mut state.waiting, start, end);
             }
         }
         self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
         self.announce_need(state);
     }
+}
+
+/// The kernel has emptied memory that was thought to be locked: the program unlocked it by a way that nobody saw.
+fn emptied(pager: &'static Pager, first: PageIndex, last: PageIndex) {
+    let shards = pager.involved(first, last);
+    let after = |engine: &mut LockedEngine<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
+        forget_emptied(engine, first, last, freed);
+    };
+    let discarded = aquifer_driver::discard(&shards, first, last, false, || ((), true), after);
+    discarded.unwrap_or_else(|fatal| fail(fatal));
 }
 
 /// A program that gives memory back page by page, as balloon drivers do, divides blocks. Forgets the first and the last

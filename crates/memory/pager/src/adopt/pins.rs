@@ -58,11 +58,13 @@ impl Adopter {
             }
             let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
             let wanted: usize = state.waiting.iter().map(overlap).sum();
-            let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
+            // Locks do not nest.
+            let before: usize = state.locked.iter().map(|range| range.end - range.start - overlap(range)).sum();
             if wanted > 0 {
                 if (before + wanted) as u64 > self.whole_budget_bytes() / LOCKED_PART {
                     return false;
                 }
+                cut(&mut state.locked, start, end);
                 state.locked.push(Range { start, end, delivery: Delivery::Signal });
             }
             true
@@ -72,6 +74,11 @@ impl Adopter {
     /// Whether any part of `start..start + len` has been locked since the pager started.
     pub fn is_locked(&self, start: usize, len: usize) -> bool {
         self.pager().is_some_and(|pager| pager.is_locked(start, len))
+    }
+
+    /// Whether any part of `start..start + len` is locked, or kept by a pin of the library.
+    pub(crate) fn is_kept(&self, start: usize, len: usize) -> bool {
+        self.pager().is_some_and(|pager| pager.is_kept(start, len))
     }
 
     /// Called before mlockall(2) of current mappings. False if that exceeds the memory that may be locked.
@@ -92,10 +99,11 @@ impl Adopter {
         own_stack::call(move || {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
-                // Once the pager starts, nobody can tell whose range this is: it stays locked until it is unmapped.
+                // Once the pager starts, nobody can tell whose range this is: it stays pinned until it is unmapped.
                 let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
                 if state.waiting.iter().any(|range| range.start < end && start < range.end) {
-                    state.locked.push(Range { start, end, delivery });
+                    cut(&mut state.stacks, start, end);
+                    state.stacks.push(Range { start, end, delivery });
                 }
                 return Ok(None);
             };

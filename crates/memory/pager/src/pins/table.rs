@@ -23,10 +23,15 @@ const CALL_SLOTS: usize = 512;
 /// A call releases the pin of an earlier call of the same thread as abandoned if the earlier call's stack frame is at
 /// the same address as its own, or less than this many bytes below it.
 const ABANDONED_BYTES: usize = 256 << 10;
-/// The owner of a pin that outlives its call.
+/// The owner of a pin of memory that mlock(2) has locked.
 pub(super) const LOCKED: usize = 1;
 /// The owner of a pin for a thread, whose number is stored in place of a call's stack address: `threads.rs`.
 pub(super) const THREAD: usize = 2;
+/// The owner of a pin that a caller of the library has made. The kernel has not locked the memory.
+pub(super) const KEPT: usize = 4;
+/// The owner of a pin of a stack, of a thread that was created before the pager started: it stays until the stack is
+/// unmapped. The kernel has not locked the memory.
+pub(super) const STACK: usize = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct PinSlot {
@@ -171,7 +176,7 @@ impl Pins {
         self.adopt_thread(owner);
         for (index, slot) in self.known().iter().enumerate() {
             let other = slot.owner.load(Ordering::SeqCst);
-            if other != 0 && other != owner && other != THREAD {
+            if !matches!(other, 0 | THREAD | STACK) && other != owner {
                 self.release(index);
             }
         }
@@ -190,7 +195,7 @@ impl Pins {
 }
 
 fn outlives_its_call(owner: usize) -> bool {
-    matches!(owner, LOCKED | THREAD | IN_RELEASE)
+    matches!(owner, LOCKED | THREAD | IN_RELEASE | KEPT | STACK)
 }
 
 #[cfg(test)]
