@@ -64,8 +64,13 @@ impl Writer {
     }
 
     /// Sends an order to its switch, after its record was stored.
-    pub(super) fn act_at_switch(&mut self, order: &Order, outcome: &mut Result<Done, NotDone>) {
+    pub(super) fn act_at_switch(&mut self, topology: &Topology, order: &Order, outcome: &mut Result<Done, NotDone>) {
         let (Act::Switch(act), Ok(_), false) = (&order.act, &outcome, order.is_dry_run) else { return };
+        if self.is_only_contradicted(topology) {
+            let why = "every donor and host that answers has seen the greater term of another manager; ask that one";
+            *outcome = Err(NotDone::Switch(why.into()));
+            return;
+        }
         if let Err(failure) = self.peers.act(act) {
             *outcome = Err(NotDone::Switch(failure.to_string()));
         }
