@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use aquifer_control::{Deposed, End, Kind, Query, Refused, Report};
 use aquifer_fabric::{
-    Availability, Bytes, Command, DonorReport, Gate, Incarnation, LeaseReport, LeaseState, MemberId, Millis, SLAB,
-    Term, Token, VolumeId,
+    Availability, Bytes, Command, DonorReport, Gate, HostReport, Incarnation, LeaseReport, LeaseState, MemberId,
+    MemberLease, MemberReport, MemberState, Millis, Place, SLAB, Source, SpanId, Term, Token, VolumeId, VolumeReport,
 };
 use daemon::{CHUNKS, Daemon};
 use pool::whole::{DONORS, ENDS, Pool, declaration};
@@ -310,6 +310,56 @@ fn ends_that_claim_greater_terms_depose_nobody() {
     drop(daemon);
     let daemon = pool.restart(None);
     wait_until_registered(&daemon, &pool.token, &ENDS);
+    pool.unbind(&daemon);
+    pool.expect_nothing_lent(&daemon);
+}
+
+/// An agent that reports a volume which contradicts itself.
+struct Dreamer(VolumeReport);
+
+impl End for Dreamer {
+    fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
+        let volumes = [(VolumeId(7), self.0.clone())].into();
+        Ok(Report::Host(HostReport { incarnation: Incarnation(9), term: query.term, volumes, ..HostReport::default() }))
+    }
+
+    fn carry_out(&mut self, _: &Command) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// The manager adopts what can be believed, says what it has left out, and reads its state again after a restart.
+#[test]
+fn after_a_lost_state_a_host_that_lies_is_not_adopted_and_harms_nobody() {
+    let (mut pool, daemon) = Pool::start("real-dreams");
+    let source = Source::Slabs { donor: "d1".parse().expect("a name") };
+    let place = Place { span: SpanId(1), shard: 0 };
+    let lease = MemberLease { member: MemberId(99), place, source, bytes: SLAB, token: Token(1) };
+    let members = [(MemberId(1), MemberReport { lease, state: MemberState::InSync })].into();
+    let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Dreamer(VolumeReport { members, ..VolumeReport::default() })));
+    assert!(pool.bind(&daemon).is_some() && daemon.settle(&pool.token));
+    drop(daemon);
+    std::fs::remove_dir_all(pool.directory.join("state")).expect("removed");
+
+    let kept = keep(Kind::Host, "h2", Bytes::ZERO, &[pool.control], &end);
+    let daemon = pool.restart(None);
+    pool.token = daemon.login("admin", &daemon.password());
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    wait_until_registered(&daemon, &pool.token, &["Host.h2"]);
+    let mut empty = declaration(&DONORS);
+    empty["volumes"] = json!({});
+    empty["zones"]["lab"]["hosts"] = json!(["h1", "h2"]);
+    pool.apply(&daemon, &empty);
+    let adopted = daemon.ask("POST", ADOPT, &pool.token, "{}").expect("an answer");
+    assert_eq!(adopted.status, 200, "{adopted:?}");
+    assert!(adopted.body.to_string().contains("member 1 with the lease of member 99"), "{adopted:?}");
+    drop(daemon);
+    // What it reports remains a stray, and a pool with strays is not settled.
+    drop(kept);
+    let daemon = pool.restart(None);
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    let chunks = daemon.ask("GET", CHUNKS, &pool.token, "").expect("an answer").body;
+    assert_eq!(chunks["Members"].as_array().map(Vec::len), Some(1), "{chunks}");
     pool.unbind(&daemon);
     pool.expect_nothing_lent(&daemon);
 }

@@ -26,18 +26,13 @@ impl Writer {
         let mut new = desired.clone();
         let draw = || VolumeId(u64::from_le_bytes(random()));
         let capacity = self.capacity.follow(topology, desired, &self.observed);
-        let not_adopted = change(topology, &mut new, &self.observed, capacity, order, draw)?;
+        let remarks = change(topology, &mut new, &self.observed, capacity, order, draw)?;
         let (before, after) = Declaration::of_both(desired, &new);
         let mut changes: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
         if changes.is_empty() && new != *desired {
             changes.push(format!("~ {}", order.act));
         }
-        let mut done = Done {
-            changes,
-            remarks: not_adopted.iter().map(ToString::to_string).collect(),
-            version: new.version,
-            ..Done::default()
-        };
+        let mut done = Done { changes, remarks, version: new.version, ..Done::default() };
         if order.is_dry_run {
             let mut ahead = self.backlog.clone();
             ahead.follow(desired, &self.observed);

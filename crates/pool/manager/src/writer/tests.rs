@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ends that lie about terms. They stop nobody.
+//! Ends that lie: about terms, and about what they have. They stop nobody, and leave nothing behind in the store.
 
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use aquifer_state_store::MemoryStore;
 
 use super::*;
 use crate::crash::CrashPoint;
+use crate::order::Act;
 use crate::peers::{Asked, Reports, SendFailure, Silent};
 
 /// Less than a day after the epoch of terms, so that a term of a day is within what is believed.
@@ -236,4 +238,80 @@ fn a_manager_that_only_liars_or_nobody_answers_sends_nothing_to_switches() {
     assert_eq!(steps(true, false), 1, "one that lies prevents nothing");
     assert_eq!(steps(false, true), 0);
     assert_eq!(steps(false, false), 1, "the other manager has ended, or an end answers for another reason");
+}
+
+/// Posts an order, and returns its answer.
+fn order(writer: &mut Writer, act: Act) -> Result<Done, NotDone> {
+    let (sender, answers): (_, Receiver<Result<Done, NotDone>>) = channel();
+    let cause = Cause { request: id("test"), traceparent: None };
+    let order = Order { act, who: "amy".into(), if_match: None, is_dry_run: false, cause };
+    let answer = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+    writer.round(vec![Posted::Order(order, answer)], NOW).expect("it still leads");
+    answers.recv().expect("an answer")
+}
+
+fn view(key: u64, member: u64, donor: &str) -> (MemberId, MemberReport) {
+    let (place, source) = (Place { span: SpanId(1), shard: 0 }, Source::Slabs { donor: id(donor) });
+    let lease = MemberLease { member: MemberId(member), place, source, bytes: Bytes::gib(1), token: Token(1) };
+    (MemberId(key), MemberReport { lease, state: MemberState::InSync })
+}
+
+/// A host that reports a member under another's number led to a state that works until the next start, which refuses
+/// it.
+#[test]
+fn what_a_liar_reports_is_not_adopted_and_the_next_manager_reads_the_state() {
+    let store = store();
+    let report = |id: u64, member: (MemberId, MemberReport)| {
+        let volumes = [(VolumeId(id), VolumeReport { members: [member].into(), ..VolumeReport::default() })];
+        HostReport { incarnation: Incarnation(1), volumes: volumes.into(), ..HostReport::default() }
+    };
+    let (mut writer, _) = start(&store, move |_, reports| {
+        reports.hosts.insert(id("h1"), Ok(Arc::new(report(7, view(1, 99, "d1")))));
+        reports.hosts.insert(id("h2"), Ok(Arc::new(report(8, view(3, 3, "d2")))));
+        let lent = |host| LeaseReport { host: id(host), bytes: SLAB, state: LeaseState::Lent { token: Token(1) } };
+        let leases = [(VolumeId(9), [(MemberId(u64::MAX), lent("h2"))].into())].into();
+        let liar = DonorReport { incarnation: Incarnation(1), leases, ..DonorReport::default() };
+        reports.donors.insert(id("d1"), Ok(Arc::new(liar)));
+    });
+    let done = order(&mut writer, Act::Adopt).expect("the others are adopted");
+    let remarks = done.remarks.join("\n");
+    assert!(remarks.contains("host h1 reports of volume 0000000000000007 member 1 with the lease of member 99"));
+    assert!(remarks.contains("donor d1 reports of volume 0000000000000009 a member number that is never given out"));
+    assert_eq!(done.volumes, [VolumeId(8)], "{remarks}");
+    drop(writer);
+    let (again, _) = start(&store, |_, _| ());
+    assert_eq!(again.desired.volumes.keys().collect::<Vec<_>>(), [&VolumeId(8)]);
+}
+
+/// Adoption disturbs nobody: what is above the quota is in use, so it is adopted, and said.
+#[test]
+fn what_is_above_a_quota_is_adopted_and_said() {
+    let store = store();
+    let (mut writer, _) = start(&store, |_, reports| {
+        let mut view = VolumeReport { members: [view(1, 1, "d1")].into(), ..VolumeReport::default() };
+        view.members.values_mut().for_each(|member| member.lease.bytes = Bytes::gib(5));
+        let report = HostReport { volumes: [(VolumeId(7), view)].into(), ..HostReport::default() };
+        reports.hosts.insert(id("h1"), Ok(Arc::new(report)));
+    });
+    let done = order(&mut writer, Act::Adopt).expect("adopted");
+    assert_eq!(done.volumes, [VolumeId(7)]);
+    assert!(done.remarks[0].contains("zone lab takes 5GiB of its quota of 4GiB"), "{:?}", done.remarks);
+}
+
+/// Whatever a bug makes of reports, a state that no manager could read is not stored.
+#[test]
+fn an_adoption_that_leads_to_an_inconsistent_state_is_refused() {
+    let store = store();
+    let (mut writer, _) = start(&store, |_, reports| {
+        let view = VolumeReport { members: [view(1, 1, "d1")].into(), ..VolumeReport::default() };
+        let report = HostReport { volumes: [(VolumeId(7), view)].into(), ..HostReport::default() };
+        reports.hosts.insert(id("h1"), Ok(Arc::new(report)));
+    });
+    // A donor in two pools stands for the bug.
+    let other = Pool { donors: [id("d1")].into(), ..Pool::default() };
+    writer.desired.pools.insert(id("other"), other);
+    let refused = order(&mut writer, Act::Adopt).expect_err("refused").to_string();
+    assert!(refused.contains("donor d1 is in pool main and in pool other; report this bug"), "{refused}");
+    drop(writer);
+    assert!(start(&store, |_, _| ()).0.desired.volumes.is_empty());
 }
