@@ -62,7 +62,7 @@ pub(crate) struct Said {
     pub(crate) notices: Vec<Notice>,
     /// Ports and LDs that were bound; without an LD, the port as a whole.
     pub(crate) bound: Vec<(u8, Option<u8>)>,
-    /// Ports whose link changed: another device may be there.
+    /// Ports whose link changed: the device was reset, or used elsewhere, or another one may be there.
     pub(crate) changed_ports: Vec<u8>,
     /// `true` if records were lost, so that anything may have happened.
     pub(crate) has_lost: bool,
@@ -119,6 +119,11 @@ impl Events {
     /// Notes what this manager is about to bind. It has read the logs just before.
     pub(crate) fn expect(&mut self, bind: OwnBind) {
         self.own_bind = Some(bind);
+    }
+
+    /// Returns whether the switch has no logs, so that what happens between two rounds leaves no trace.
+    pub(crate) fn are_missing(&self) -> bool {
+        self.is_unsupported
     }
 
     /// Reads and clears the logs of a switch.

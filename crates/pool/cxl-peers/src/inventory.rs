@@ -147,6 +147,11 @@ impl Inventory {
         self.ports.values().any(is_at_work) || self.vppbs().any(|(_, _, vppb)| vppb.status == BindingStatus::InProgress)
     }
 
+    /// Returns the devices that are or were at a port.
+    pub(crate) fn devices_at(&self, port_id: u8) -> impl Iterator<Item = &DeviceId> {
+        self.devices.iter().filter(move |(_, device)| device.ports.contains(&port_id)).map(|(name, _)| name)
+    }
+
     /// Returns who has an LD of a device; [`NO_LD`] for the whole of an SLD.
     pub(crate) fn holder(&self, device: &DeviceView, ld_id: LdId) -> Holder {
         let of_device = self.vppbs().filter(|(_, _, vppb)| device.ports.contains(&vppb.port_id));

@@ -158,7 +158,7 @@ impl Peer {
         }
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))?,
+            None => self.open()?,
         };
         // A step may also wait for a background operation.
         let background = Duration::from_secs(self.config.background_seconds);
@@ -169,6 +169,15 @@ impl Peer {
             self.client = Some(client);
         }
         done
+    }
+
+    /// Opens a connection. What happened while there was none shows in the switch's logs; without any, nothing is known
+    /// of its memory any more.
+    fn open(&mut self) -> Result<Client, NotDone> {
+        if self.events.are_missing() {
+            self.contents.forget_all();
+        }
+        (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))
     }
 
     /// Returns whether it has recently not answered, and is not asked again yet.
@@ -251,6 +260,10 @@ impl Peer {
             lds.iter().filter(|(of, _)| is_it(of)).for_each(|(of, _)| self.contents.set(&name, *of, Content::Used));
         }
         self.is_doubtful |= !said.changed_ports.is_empty();
+        // Whatever was there, even if it is there again: it may have been used elsewhere, or reset in mid-wipe.
+        for port_id in said.changed_ports {
+            self.inventory.devices_at(port_id).for_each(|name| self.contents.forget(name));
+        }
         for notice in said.notices {
             self.notice(notice.kind, notice.severity, notice.message);
         }

@@ -36,7 +36,7 @@ impl Contents {
         self.lds.iter().filter(|(_, content)| **content == Content::Wiping).map(|(ld, _)| ld.clone()).collect()
     }
 
-    /// Forgets the LDs of a device that was pulled out, or is another one.
+    /// Forgets the LDs of a device that was reset or pulled out, or is another one.
     pub(crate) fn forget(&mut self, device: &DeviceId) {
         self.lds.retain(|(of, _), _| of != device);
     }

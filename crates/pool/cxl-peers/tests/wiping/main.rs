@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a host is given holds nobody's bytes.
+
+mod lds;
+mod rig;
