@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
-use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
+use aquifer_fmapi::{AbortBackground, BackgroundStatus, GetBackgroundStatus, Opcode, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
 use crate::choice::Choices;
@@ -316,7 +316,7 @@ impl Peer {
             let status = client.call(&path_of(device, ld_id), &GetBackgroundStatus {});
             let content = match status {
                 Ok(status) if status.is_running => continue,
-                Ok(status) if ReturnCode(status.return_code) == ReturnCode::SUCCESS => Content::Wiped,
+                Ok(status) if has_sanitized(&status) => Content::Wiped,
                 Err(failure) if failure.is_fatal() => return Err(failure.into()),
                 Ok(_) | Err(_) => Content::Used,
             };
@@ -324,4 +324,11 @@ impl Peer {
         }
         Ok(())
     }
+}
+
+/// Returns whether the last operation of a device was to wipe it, and was done. After a reset, a device reports zeros:
+/// no operation, none of it done, and success.
+fn has_sanitized(status: &BackgroundStatus) -> bool {
+    let is_done = !status.is_running && status.percent == 100;
+    is_done && Opcode(status.opcode) == Opcode::SANITIZE && ReturnCode(status.return_code) == ReturnCode::SUCCESS
 }

@@ -34,6 +34,27 @@ const RUNNING: BackgroundStatus =
     BackgroundStatus { is_running: true, percent: 10, opcode: 0x4400, return_code: 0, vendor_status: 0 };
 const DONE: BackgroundStatus = BackgroundStatus { is_running: false, percent: 100, ..RUNNING };
 
+/// Returns what the SLD counts as after it began to wipe itself, and then reports this status.
+fn after(status: BackgroundStatus) -> Content {
+    let mut rig = Rig::new(example());
+    in_background(&mut rig, RUNNING);
+    wipe(&mut rig).unwrap();
+    assert_eq!(rig.content(SLD, NO_LD), Content::Wiping);
+    in_background(&mut rig, status);
+    rig.content(SLD, NO_LD)
+}
+
+#[test]
+fn only_the_end_of_the_wipe_itself_counts() {
+    assert_eq!(after(DONE), Content::Wiped);
+    // It was reset: no operation, none of it done, and success.
+    assert_eq!(after(BackgroundStatus::default()), Content::Used);
+    assert_eq!(after(BackgroundStatus { opcode: 0x4304, ..DONE }), Content::Used, "another operation's success");
+    assert_eq!(after(BackgroundStatus { percent: 60, ..DONE }), Content::Used, "it ended early");
+    assert_eq!(after(BackgroundStatus { return_code: ReturnCode::ABORTED.0, ..DONE }), Content::Used);
+    assert_eq!(after(RUNNING), Content::Wiping);
+}
+
 #[test]
 fn a_device_that_is_reset_in_mid_wipe_does_not_end_it_with_an_earlier_success() {
     let mut rig = with_records();
