@@ -12,13 +12,15 @@
 //!
 //! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
 //! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs` and `parts.rs` (pure: reports and
-//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity; `choice.rs` decides
-//! what is offered, `release_requests.rs` when a release is requested again), `direct_orders.rs` (what operators order
-//! directly). `wiped_lds.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the configuration.
+//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity;
+//! `capacity_hosts.rs` connects its hosts, `choice.rs` decides what is offered, `release_requests.rs` when a release is
+//! requested again), `direct_orders.rs` (what operators order directly). `wiped_lds.rs` keeps which LDs are wiped;
+//! `config.rs` is a switch's part of the configuration.
 
 #![forbid(unsafe_code)]
 
 mod capacity;
+mod capacity_hosts;
 mod choice;
 mod config;
 mod direct_orders;

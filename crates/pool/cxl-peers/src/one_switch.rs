@@ -254,10 +254,10 @@ impl Peer {
             self.notice("EventsLost", Severity::Warning, what);
         }
         for (port_id, ld_id) in said.bound {
-            let at_port = self.inventory.device_at(port_id).map(|(name, device)| (name.clone(), device.lds()));
+            let at_port = self.inventory.device_at(port_id).map(|(name, device)| (name.clone(), device.all_lds()));
             let Some((name, lds)) = at_port else { continue };
             let is_it = |of: &LdId| ld_id.is_none_or(|ld_id| of.0 == u16::from(ld_id)) || *of == aquifer_fabric::NO_LD;
-            lds.iter().filter(|(of, _)| is_it(of)).for_each(|(of, _)| self.contents.set(&name, *of, Content::Used));
+            lds.iter().filter(|of| is_it(of)).for_each(|of| self.contents.set(&name, *of, Content::Used));
         }
         self.is_doubtful |= !said.changed_ports.is_empty();
         // Whatever was there, even if it is there again: it may have been used elsewhere, or reset in mid-wipe.

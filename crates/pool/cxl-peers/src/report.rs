@@ -31,17 +31,21 @@ pub(crate) fn host_of<'a>(config: &'a SwitchConfig, inventory: &Inventory, vcs_i
     config.hosts.iter().find(|(_, ports)| ports.contains(&upstream)).map(|(host, _)| host)
 }
 
-/// Returns the vPPB through which a host of dynamic capacity reaches a device. `host_id` is the device's number for the
-/// host: that of an LD of an MLD, or of a head.
-pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<(u8, u8)> {
-    let found = match device.is_mld() {
-        true => inventory.holder(device, LdId(host_id)),
+/// Returns who has the LD or the head through which a host of dynamic capacity reaches a device; None if it is not at
+/// this switch. `host_id` is the device's number for the host: that of an LD of an MLD, or of a head.
+pub(crate) fn holder_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<Holder> {
+    match device.is_mld() {
+        true => Some(inventory.holder(device, LdId(host_id))),
         false => {
             let head = DeviceView { ports: vec![*device.ports.get(usize::from(host_id))?], ..device.clone() };
-            inventory.holder(&head, aquifer_fabric::NO_LD)
+            Some(inventory.holder(&head, aquifer_fabric::NO_LD))
         }
-    };
-    match found {
+    }
+}
+
+/// Returns the vPPB through which a host of dynamic capacity reaches a device.
+pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<(u8, u8)> {
+    match holder_of_host(inventory, device, host_id)? {
         Holder::Vppb { vcs_id, vppb_id } => Some((vcs_id, vppb_id)),
         Holder::Busy | Holder::Nobody => None,
     }

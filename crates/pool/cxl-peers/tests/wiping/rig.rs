@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A switch with two hosts, and a fabric manager. A script can answer in place of the switch.
+//! A switch with two hosts, a fabric manager, and a rival: another manager. A script can answer in place of the switch.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use aquifer_cxl_peers::{NotDone, Peer, SwitchConfig as Config};
-use aquifer_cxl_switch::{Connection, Injection, Outcome, Switch, SwitchConfig};
-use aquifer_fabric::{Content, DeviceId, LdId, Step};
+use aquifer_cxl_switch::{Connection, DeviceConfig, DeviceKind, HostAction, Injection, Outcome, Switch, SwitchConfig};
+use aquifer_fabric::{Bytes, Content, DeviceId, HostId, LdId, MemberId, Step, VolumeId};
 use aquifer_fmapi::*;
-use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure, VirtualClock};
+use aquifer_fmapi_client::{Client, Clock, Hop, Limits, Transport, TransportFailure, VirtualClock};
 
-/// The SLD: its place in the configuration, which is its port, too.
+/// The SLD, and the device with dynamic capacity: their places in the configuration, which are their ports, too.
 pub const SLD: usize = 0;
+pub const DCD: usize = 2;
+pub const PATH: [Hop; 1] = [Hop::Port(DCD as u8)];
+/// Bytes that a host must not find, and what it must find.
+pub const STAMP: [u8; 16] = [0xee; 16];
+pub const ZEROS: [u8; 16] = [0; 16];
+pub const VOLUME: VolumeId = VolumeId(7);
 const DIALECT: &Dialect = &Dialect::STANDARD;
 
 /// What becomes of a command.
@@ -39,6 +45,7 @@ struct State {
 struct Wire {
     state: Arc<Mutex<State>>,
     clock: Arc<VirtualClock>,
+    is_rivals: bool,
 }
 
 /// Returns the answer to a command, through its tunnels.
@@ -81,18 +88,20 @@ impl Transport for Wire {
             innermost = message;
         }
         let mut fate = Fate::Pass;
-        if state.is_cut {
-            return Err(TransportFailure::Closed);
-        }
-        state.sent.push(innermost.header.opcode);
-        if let Some(script) = &mut state.script {
-            fate = script(innermost.header.opcode);
+        if !self.is_rivals {
+            if state.is_cut {
+                return Err(TransportFailure::Closed);
+            }
+            state.sent.push(innermost.header.opcode);
+            if let Some(script) = &mut state.script {
+                fate = script(innermost.header.opcode);
+            }
         }
         match fate {
             Fate::Pass => {
                 let connection = Connection { id: 1, ingress_port_id: 0, dialect };
                 let outcome = state.switch.receive(self.clock.now_ns(), &connection, bytes);
-                state.take(outcome);
+                state.take(self.clock.now_ns(), outcome);
             }
             Fate::Answer(code, response) => {
                 let bytes = answer(&request, code, response.as_ref()).encode(DIALECT);
@@ -112,14 +121,27 @@ impl Transport for Wire {
 }
 
 impl State {
-    fn take(&mut self, outcome: Outcome) {
+    fn take(&mut self, now_ns: u64, outcome: Outcome) {
         self.answers.extend(outcome.replies.into_iter().map(|reply| reply.bytes));
+        // Hosts accept what they are offered at once.
+        for device in 0..self.switch.config().devices.len() {
+            for host_id in 0..4 {
+                while let (Some(accepted), Some((vcs_id, vppb_id))) =
+                    (self.switch.oldest_offer(device, host_id), self.switch.vppb_of_host(device, host_id))
+                {
+                    let action = HostAction::AnswerOffer { accepted };
+                    let answer = self.switch.host(now_ns, vcs_id, vppb_id, &action);
+                    assert_eq!(answer.result, Ok(Vec::new()), "an offer");
+                }
+            }
+        }
     }
 }
 
 /// The whole test site.
 pub struct Rig {
     pub peer: Peer,
+    pub rival: Client,
     clock: Arc<VirtualClock>,
     state: Arc<Mutex<State>>,
 }
@@ -127,6 +149,14 @@ pub struct Rig {
 /// The small example, whose memory keeps its bytes when it is unbound.
 pub fn example() -> SwitchConfig {
     SwitchConfig { wipe_on_unbind: false, ..SwitchConfig::example() }
+}
+
+/// The small example with an MLD of two LDs in place of the device with dynamic capacity, which has some, too.
+pub fn example_with_mld() -> SwitchConfig {
+    let mut config = example();
+    let dcd = &mut config.devices[DCD];
+    *dcd = DeviceConfig { kind: DeviceKind::Mld, memory_mib: 512, lds_mib: vec![256; 2], ..dcd.clone() };
+    config
 }
 
 pub fn id<T: std::str::FromStr<Err: std::fmt::Debug>>(name: &str) -> T {
@@ -147,8 +177,10 @@ impl Rig {
             answers: VecDeque::new(),
             sent: Vec::new(),
         }));
+        let wire = Wire { state: Arc::clone(&state), clock: Arc::clone(&clock), is_rivals: true };
+        let rival = Client::new(Box::new(wire), Arc::<VirtualClock>::clone(&clock), Limits::default());
         let peer = Rig::manager("", &clock, &state);
-        let mut rig = Rig { peer, clock, state };
+        let mut rig = Rig { peer, rival, clock, state };
         rig.peer.reports();
         rig
     }
@@ -158,7 +190,7 @@ impl Rig {
         let config: Config = serde_json::from_str(&text).unwrap();
         let (state, own) = (Arc::clone(state), Arc::clone(clock));
         let connect = move || {
-            let wire = Wire { state: Arc::clone(&state), clock: Arc::clone(&own) };
+            let wire = Wire { state: Arc::clone(&state), clock: Arc::clone(&own), is_rivals: false };
             let limits = Limits { busy_retries: 0, ..Limits::default() };
             let mut client = Client::new(Box::new(wire), Arc::<VirtualClock>::clone(&own), limits);
             client.recognise().map_err(|failure| failure.to_string())?;
@@ -182,6 +214,11 @@ impl Rig {
         self.state().script = Some(Box::new(script));
     }
 
+    /// Lets the switch answer everything again.
+    pub fn end_script(&mut self) {
+        self.state().script = None;
+    }
+
     /// Cuts the manager's connection, or lets it connect again.
     pub fn cut(&mut self, is_cut: bool) {
         self.state().is_cut = is_cut;
@@ -201,6 +238,81 @@ impl Rig {
 
     pub fn send(&mut self, step: &Step) -> Result<(), String> {
         self.peer.send(step).map_err(|not: NotDone| not.to_string())
+    }
+
+    /// Adds capacity to a host, which accepts it.
+    pub fn add(&mut self, host: &str, member: u64, mib: u64) -> Result<(), String> {
+        let (device, host, member, bytes) = (device(DCD), id::<HostId>(host), MemberId(member), Bytes(mib << 20));
+        self.send(&Step::AddDynamicCapacity { device, host, volume: VOLUME, member, bytes })
+    }
+
+    /// Takes a host's capacity back, which the host gives.
+    pub fn release(&mut self, host: &str, member: u64) {
+        let member = MemberId(member);
+        let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, member));
+        let step = Step::ReleaseDynamicCapacity { device: device(DCD), host: id(host), volume: VOLUME, member };
+        self.send(&step).unwrap();
+        self.give_back(ranges);
+        self.peer.reports();
+    }
+
+    /// Returns the blocks with a tag, and the device's number for their host.
+    pub fn ranges(&mut self, tag: [u8; 16]) -> (u16, Vec<std::ops::Range<u64>>) {
+        for host_id in 0..2 {
+            let Ok(list) = self.rival.dc_extents(&PATH, host_id) else { continue };
+            let of_tag = list.extents.iter().filter(|extent| extent.tag == tag);
+            let ranges: Vec<_> = of_tag.map(|extent| extent.start..extent.start + extent.length).collect();
+            if !ranges.is_empty() {
+                return (host_id, ranges);
+            }
+        }
+        panic!("nobody has blocks of {tag:02x?}")
+    }
+
+    /// Lets a host give blocks back.
+    pub fn give_back(&mut self, (host_id, ranges): (u16, Vec<std::ops::Range<u64>>)) {
+        self.act(host_id, &HostAction::ReleaseCapacity { ranges }).unwrap();
+    }
+
+    fn act(&mut self, host_id: u16, action: &HostAction) -> Result<Vec<u8>, String> {
+        let mut state = self.state();
+        let (vcs_id, vppb_id) = state.switch.vppb_of_host(DCD, host_id).ok_or("no host is connected")?;
+        let answer = state.switch.host(self.clock.now_ns(), vcs_id, vppb_id, action);
+        answer.result.map_err(|failure| failure.to_string())
+    }
+
+    /// Lets a host of the device with dynamic capacity write the stamp.
+    pub fn write(&mut self, host_id: u16, address: u64) {
+        self.act(host_id, &HostAction::Write { address, bytes: STAMP.to_vec() }).unwrap();
+    }
+
+    /// Lets a host of the device with dynamic capacity read.
+    pub fn read(&mut self, host_id: u16, address: u64) -> Result<Vec<u8>, String> {
+        self.act(host_id, &HostAction::Read { address, bytes: STAMP.len() })
+    }
+
+    /// Returns the virtual switch whose host is connected.
+    pub fn vcs_of(&mut self, host_id: u16) -> Option<u8> {
+        self.state().switch.vppb_of_host(DCD, host_id).map(|(vcs_id, _)| vcs_id)
+    }
+
+    /// Lets the rival connect its host to the device with dynamic capacity.
+    pub fn rival_binds(&mut self, ld_id: u16) {
+        let is_mld = self.state().switch.config().devices[DCD].kind == DeviceKind::Mld;
+        let ld_id = if is_mld { ld_id } else { BindVppb::NO_LD };
+        self.rival.bind(&BindVppb { vcs_id: 1, vppb_id: 0, port_id: DCD as u8, ld_id }).unwrap();
+    }
+
+    /// Lets the rival disconnect what is at a vPPB.
+    pub fn rival_unbinds(&mut self, vcs_id: u8, vppb_id: u8) {
+        self.rival.unbind(&UnbindVppb { vcs_id, vppb_id, option: UnbindOption::SurpriseRemoval }).unwrap();
+    }
+
+    /// Lets the rival offer blocks of the first region.
+    pub fn rival_offers_blocks(&mut self, host_id: u16, mib: u64) {
+        let policy = add_policy::FREE;
+        let add = InitiateDcAdd { host_id, policy, region: 0, length: mib << 20, tag: STAMP, extents: Vec::new() };
+        self.rival.initiate_dc_add(&PATH, &add).unwrap();
     }
 
     /// Reads the switch, and returns what an LD holds, as reported.
