@@ -4,12 +4,13 @@
 //! Carries out the steps for dynamic capacity: adds it to a host, tagged with volume and member, and releases it by its
 //! tag, to be sanitized.
 //!
-//! Next on the path: `capacity_hosts.rs` makes sure that the host reaches the device.
+//! Next on the path: `wiped_blocks.rs` makes sure that no block that is added holds another host's bytes, and
+//! `capacity_hosts.rs` that the host reaches the device.
 
 use std::sync::Arc;
 
 use aquifer_fabric::{Bytes, DeviceId, HostId, MemberId, VolumeId};
-use aquifer_fmapi::{InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy};
+use aquifer_fmapi::{InitiateDcAdd, InitiateDcRelease, ReturnCode, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
 
 use crate::choice::Choice;
@@ -21,10 +22,10 @@ use crate::step_failure::NotDone;
 use crate::tag::tag_of;
 
 /// Flags of a release: by force, and sanitized. The policy by tag is zero.
-const FORCED: u8 = 1 << 4;
-const SANITIZED: u8 = 1 << 5;
+pub(crate) const FORCED: u8 = 1 << 4;
+pub(crate) const SANITIZED: u8 = 1 << 5;
 /// The policies of a release, as bits of the device's capabilities.
-const CAN_RELEASE_BY_TAG: u16 = 1;
+pub(crate) const CAN_RELEASE_BY_TAG: u16 = 1;
 /// Commands that release what a host has not answered, whose length no list gives: the length is halved until it fits,
 /// and what is left follows.
 const RELEASES_MAX: usize = 128;
@@ -43,25 +44,18 @@ impl Peer {
         let (view, mut capacity) = self.dcd(client, device)?;
         let tag = tag_of(volume, member);
         let path = [Hop::Port(view.ports[0])];
+        // Carried out before, and not answered or reported yet.
+        let is_added = |capacity: &CapacityView| capacity.offers.iter().any(|offer| offer.tag == tag);
+        self.end_wiping(client, device, &path, &mut capacity)?;
+        if !is_added(&capacity) {
+            self.wipe_blocks(client, device, &view, &capacity)?;
+        }
         let host_id = self.connect_host(client, device, &view, &capacity, host)?;
         capacity.offers = read_offers(client, &path, &capacity)?;
-        // Carried out before, and not answered or reported yet.
-        if capacity.offers.iter().any(|offer| offer.tag == tag) {
+        if is_added(&capacity) {
             return Ok(());
         }
-        if !capacity.is_sanitized && capacity.offers.is_empty() {
-            // So that what other managers release, and what a host loses with its vPPB, is wiped, too. A device that
-            // does not support it works as before. Any other failure may be transient, and capacity that is added
-            // meanwhile would show its contents to the next host.
-            let (region_id, block_bytes) = (capacity.region_id, capacity.block_bytes);
-            let set = SetDcRegion { region_id, block_bytes, sanitize_on_release: 1 };
-            match client.set_dc_region(&path, &set) {
-                Ok(()) => self.is_doubtful = true,
-                Err(failure)
-                    if matches!(failure.return_code(), Some(ReturnCode::UNSUPPORTED | ReturnCode::INVALID_INPUT)) => {}
-                Err(failure) => return Err(failure.into()),
-            }
-        }
+        self.check_blocks(client, device, &view, &capacity)?;
         let (policy, extents) = if capacity.policies.0 & 1 << add_policy::FREE != 0 {
             (add_policy::FREE, Vec::new())
         } else {
@@ -141,7 +135,7 @@ impl Peer {
 }
 
 /// Takes back all with a tag, including what its host has not answered.
-fn release_pending(
+pub(crate) fn release_pending(
     client: &mut Client,
     path: &[Hop],
     capacity: &CapacityView,

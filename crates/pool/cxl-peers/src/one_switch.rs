@@ -17,6 +17,7 @@ use aquifer_fmapi_client::{Client, Clock};
 
 use crate::choice::Choices;
 use crate::config::SwitchConfig;
+use crate::contents::Contents;
 use crate::discover;
 use crate::events::{Events, Notice, Said, Severity};
 use crate::inventory::{DeviceView, Inventory};
@@ -24,7 +25,6 @@ use crate::release_requests::AskedBack;
 use crate::report::report;
 use crate::step::path_of;
 use crate::step_failure::NotDone;
-use crate::wiped_lds::Contents;
 
 /// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
 /// restarts is found again within seconds.
@@ -207,7 +207,7 @@ impl Peer {
             self.is_doubtful = false;
         }
         let mut said = Said::default();
-        let read = Events::read_devices(client, &*clock, &self.config.name, &now, &mut said);
+        let read = self.events.read_devices(client, &*clock, &self.config.name, &now, &mut said);
         self.take_in(said);
         read?;
         self.note_changes(&now);
@@ -243,7 +243,7 @@ impl Peer {
         Ok(read?)
     }
 
-    fn take_in(&mut self, said: Said) {
+    pub(crate) fn take_in(&mut self, said: Said) {
         if said.has_lost {
             self.contents.forget_all();
             self.is_doubtful = true;
@@ -259,11 +259,12 @@ impl Peer {
             let is_it = |of: &LdId| ld_id.is_none_or(|ld_id| of.0 == u16::from(ld_id)) || *of == aquifer_fabric::NO_LD;
             lds.iter().filter(|of| is_it(of)).for_each(|of| self.contents.set(&name, *of, Content::Used));
         }
-        self.is_doubtful |= !said.changed_ports.is_empty();
+        self.is_doubtful |= !said.changed_ports.is_empty() || !said.doubtful_blocks.is_empty();
         // Whatever was there, even if it is there again: it may have been used elsewhere, or reset in mid-wipe.
         for port_id in said.changed_ports {
             self.inventory.devices_at(port_id).for_each(|name| self.contents.forget(name));
         }
+        said.doubtful_blocks.iter().for_each(|name| self.contents.forget_blocks(name));
         for notice in said.notices {
             self.notice(notice.kind, notice.severity, notice.message);
         }

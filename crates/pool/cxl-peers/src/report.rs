@@ -16,9 +16,9 @@ use aquifer_fabric::{
 };
 
 use crate::config::SwitchConfig;
+use crate::contents::Contents;
 use crate::inventory::{DeviceView, Holder, Inventory};
-use crate::tag::member_of;
-use crate::wiped_lds::Contents;
+use crate::tag::{BEING_WIPED, member_of};
 
 /// Returns the address of a vPPB.
 pub(crate) fn address(switch: &SwitchId, vcs_id: u8, vppb_id: u8) -> VppbAddress {
@@ -79,7 +79,8 @@ pub(crate) fn report(
     Some(DeviceReport { availability, lds: lds.collect(), extents: extents(config, inventory, device) })
 }
 
-/// Returns dynamic capacity by its tags. Leaves out capacity of a host that the configuration does not name.
+/// Returns dynamic capacity by its tags. Leaves out capacity of a host that the configuration does not name, and what
+/// is being wiped.
 fn extents(
     config: &SwitchConfig,
     inventory: &Inventory,
@@ -87,7 +88,7 @@ fn extents(
 ) -> BTreeMap<aquifer_fabric::VolumeId, BTreeMap<aquifer_fabric::MemberId, ExtentReport>> {
     let mut extents: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     let offers = device.capacity.iter().filter(|_| device.is_present).flat_map(|capacity| &capacity.offers);
-    for offer in offers {
+    for offer in offers.filter(|offer| offer.tag != BEING_WIPED) {
         let vppb = vppb_of_host(inventory, device, offer.host_id);
         let host = vppb.and_then(|(vcs_id, _)| host_of(config, inventory, vcs_id));
         let (Some(host), (volume, member)) = (host, member_of(offer.tag)) else { continue };

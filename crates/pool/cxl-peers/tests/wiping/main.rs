@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a host is given holds nobody's bytes: LDs, and the memory besides dynamic capacity.
+//! What a host is given holds nobody's bytes: LDs, dynamic capacity, and the memory besides it.
 
 mod capacity;
 mod lds;

@@ -29,6 +29,8 @@ pub enum Fate {
     Pass,
     /// This is the answer, and nothing is carried out.
     Answer(ReturnCode, Option<Response>),
+    /// It is lost on its way.
+    Lost,
 }
 
 type Script = Box<dyn FnMut(Opcode) -> Fate + Send>;
@@ -107,6 +109,7 @@ impl Transport for Wire {
                 let bytes = answer(&request, code, response.as_ref()).encode(DIALECT);
                 state.answers.push_back(bytes);
             }
+            Fate::Lost => {}
         }
         Ok(())
     }
@@ -308,11 +311,40 @@ impl Rig {
         self.rival.unbind(&UnbindVppb { vcs_id, vppb_id, option: UnbindOption::SurpriseRemoval }).unwrap();
     }
 
+    /// Lets the rival's host have all blocks of the first region, write to some, and give them back unwiped.
+    pub fn rival_uses_blocks(&mut self, host_id: u16) {
+        self.rival_takes_blocks(host_id, 1024);
+        let ranges = self.ranges(STAMP);
+        self.give_back(ranges);
+    }
+
+    /// Lets the rival's host have blocks of the first region, and write to one of each 256 MiB.
+    pub fn rival_takes_blocks(&mut self, host_id: u16, mib: u64) {
+        self.rival_offers_blocks(host_id, mib);
+        let (host_id, ranges) = self.ranges(STAMP);
+        for range in ranges {
+            range.step_by(256 << 20).for_each(|address| self.write(host_id, address));
+        }
+    }
+
     /// Lets the rival offer blocks of the first region.
     pub fn rival_offers_blocks(&mut self, host_id: u16, mib: u64) {
         let policy = add_policy::FREE;
         let add = InitiateDcAdd { host_id, policy, region: 0, length: mib << 20, tag: STAMP, extents: Vec::new() };
         self.rival.initiate_dc_add(&PATH, &add).unwrap();
+    }
+
+    /// Lets the rival decide whether the first region wipes what is released.
+    pub fn rival_sets(&mut self, sanitize_on_release: u8) {
+        self.rival
+            .set_dc_region(&PATH, &SetDcRegion { region_id: 0, block_bytes: 2 << 20, sanitize_on_release })
+            .unwrap();
+    }
+
+    /// Returns what the first bytes of a member are.
+    pub fn first_bytes(&mut self, member: u64) -> Vec<u8> {
+        let (host_id, ranges) = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, MemberId(member)));
+        self.read(host_id, ranges[0].start).unwrap()
     }
 
     /// Reads the switch, and returns what an LD holds, as reported.
