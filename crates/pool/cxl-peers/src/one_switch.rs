@@ -212,6 +212,7 @@ impl Peer {
         read?;
         self.note_changes(&now);
         self.keep(now);
+        self.end_all_wiping(client)?;
         self.ask_for_wiping(client)?;
         self.abort_stalled(client)?;
         if !self.is_answering {

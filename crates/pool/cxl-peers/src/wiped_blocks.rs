@@ -12,6 +12,8 @@
 //! is refused if any of them is not free. Sanitize (4400h) is no way: it is a command to an LD or to the host's side of
 //! a device, and devices differ in whether it reaches blocks that no host has. QEMU's does not.
 
+use std::sync::Arc;
+
 use aquifer_fabric::DeviceId;
 use aquifer_fmapi::{Extent, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
@@ -29,8 +31,23 @@ use crate::tag::{BEING_WIPED, is_of_a_member};
 const LISTED: u8 = 1;
 
 impl Peer {
-    /// Reads what hosts have, and takes back what was offered in order to wipe it: the manager may have been restarted
-    /// in between, and a host that is connected now would accept it.
+    /// Takes back what was offered in order to wipe it, as far as the last round has seen it: the manager may have been
+    /// restarted in between, and a host that is connected now would accept it.
+    pub(crate) fn end_all_wiping(&mut self, client: &mut Client) -> Result<(), NotDone> {
+        for (name, device) in &Arc::clone(&self.inventory).devices {
+            let capacity = device.capacity.as_ref().filter(|_| device.is_reachable);
+            let is_left = |capacity: &&CapacityView| capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED);
+            let Some(mut capacity) = capacity.filter(is_left).cloned() else { continue };
+            match self.end_wiping(client, name, &[Hop::Port(device.ports[0])], &mut capacity) {
+                Err(NotDone::Lost(why)) => return Err(NotDone::Lost(why)),
+                // The next round shows whether it is done.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what hosts have, and takes back what was offered in order to wipe it.
     pub(crate) fn end_wiping(
         &mut self,
         client: &mut Client,

@@ -5,7 +5,7 @@
 
 use aquifer_fmapi::*;
 
-use super::rig::{DCD, Fate, PATH, Rig, STAMP, VOLUME, ZEROS, device, example, example_with_mld};
+use super::rig::{Fate, PATH, Rig, STAMP, VOLUME, ZEROS, example, example_with_mld};
 
 #[test]
 fn memory_besides_dynamic_capacity_is_wiped_between_two_hosts_of_this_manager() {
@@ -199,20 +199,23 @@ fn a_device_that_cannot_wipe_what_is_released_lends_only_if_its_vendor_says_that
 
 #[test]
 fn blocks_that_a_manager_was_wiping_when_it_ended_are_never_accepted_by_a_host() {
-    let mut rig = Rig::new(example());
-    rig.rival_binds(0);
-    rig.rival_uses_blocks(0);
-    rig.rival_unbinds(1, 0);
-    rig.script(|opcode| if opcode == Opcode::INITIATE_DC_RELEASE { Fate::Lost } else { Fate::Pass });
-    let lost = rig.add("h0", 1, 256).expect_err("the answer was lost");
-    assert!(lost.contains("no answer"), "{lost}");
-    rig.end_script();
-    rig.restart("");
-    assert!(rig.peer.inventory().devices[&device(DCD)].capacity.as_ref().unwrap().offers[0].is_pending);
-    rig.add("h0", 1, 256).unwrap();
-    assert_eq!(rig.first_bytes(1), ZEROS);
-    rig.peer.reports();
-    assert_eq!(rig.peer.inventory().devices[&device(DCD)].capacity.as_ref().unwrap().offers.len(), 1);
+    for is_restarted in [false, true] {
+        let mut rig = Rig::new(example());
+        rig.rival_binds(0);
+        rig.rival_uses_blocks(0);
+        rig.rival_unbinds(1, 0);
+        rig.script(|opcode| if opcode == Opcode::INITIATE_DC_RELEASE { Fate::Lost } else { Fate::Pass });
+        let lost = rig.add("h0", 1, 256).expect_err("the answer was lost");
+        assert!(lost.contains("no answer"), "{lost}");
+        rig.end_script();
+        assert_eq!(rig.tags(), 1, "all blocks are offered to nobody");
+        if is_restarted {
+            rig.restart("");
+            assert_eq!(rig.tags(), 0, "the first round takes them back");
+        }
+        rig.add("h0", 1, 256).unwrap();
+        assert_eq!((rig.first_bytes(1), rig.tags()), (ZEROS.to_vec(), 1));
+    }
 }
 
 /// The rival acts while the manager connects the host.

@@ -272,6 +272,11 @@ impl Rig {
         panic!("nobody has blocks of {tag:02x?}")
     }
 
+    /// Returns how many tags the device lists.
+    pub fn tags(&mut self) -> u32 {
+        self.rival.dc_tags(&PATH).unwrap().total
+    }
+
     /// Lets a host give blocks back.
     pub fn give_back(&mut self, (host_id, ranges): (u16, Vec<std::ops::Range<u64>>)) {
         self.act(host_id, &HostAction::ReleaseCapacity { ranges }).unwrap();
