@@ -228,8 +228,8 @@ enum Seen<'a> {
     Record(&'a EventRecord),
 }
 
-/// Reads a log, and clears the records that were read, except the newest. Each record is noted before it is cleared: the
-/// answer to that may be lost.
+/// Reads a log, and clears the records that were read, except the newest. Each record is noted before it is cleared:
+/// the answer to that may be lost.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,

@@ -4,9 +4,9 @@
 //! Makes sure that no block of dynamic capacity that is added to a host holds another one's bytes.
 //!
 //! Blocks are known to be wiped if this manager has wiped them all and has told the region to wipe whatever is released
-//! since, for any reason. Nobody can change that setting while a host has a block of the region. So while an extent of a
-//! member is there, its free blocks are wiped, whether or not this manager has been restarted since: the manager that
-//! added the extent had made sure before. While no host has any, the device's log shows whether the setting was changed.
+//! since, for any reason. Nobody can change that setting while a host has a block of the region. So while an extent of
+//! a member is there, its free blocks are wiped, whether or not this manager has been restarted since: the manager that
+//! added the extent had made sure before. While no host has any, the device's log tells if the setting was changed.
 //!
 //! To wipe all blocks, they are offered to a host that is not connected, and taken back by force, to be sanitized. That
 //! is refused if any of them is not free. Sanitize (4400h) is no way: it is a command to an LD or to the host's side of
@@ -38,10 +38,10 @@ impl Peer {
             let capacity = device.capacity.as_ref().filter(|_| device.is_reachable);
             let is_left = |capacity: &&CapacityView| capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED);
             let Some(mut capacity) = capacity.filter(is_left).cloned() else { continue };
-            match self.end_wiping(client, name, &[Hop::Port(device.ports[0])], &mut capacity) {
-                Err(NotDone::Lost(why)) => return Err(NotDone::Lost(why)),
-                // The next round shows whether it is done.
-                _ => {}
+            let done = self.end_wiping(client, name, &[Hop::Port(device.ports[0])], &mut capacity);
+            // If the device refuses, or is still wiping, the next round asks again.
+            if let Err(NotDone::Lost(why)) = done {
+                return Err(NotDone::Lost(why));
             }
         }
         Ok(())

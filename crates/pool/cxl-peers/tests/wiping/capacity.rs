@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Dynamic capacity, and the memory besides: no host finds the bytes of another one, whoever lent them to it.
+//! Dynamic capacity, and the memory besides: no host finds the bytes of another one.
 
 use aquifer_fmapi::*;
 

@@ -91,8 +91,8 @@ impl World {
         }
     }
 
-    /// Reads the records of the switch and of the device with dynamic capacity, and clears all but the newest one of each
-    /// log: ours may not have read them.
+    /// Reads the records of the switch and of the device with dynamic capacity, and clears all but the newest one of
+    /// each log: ours may not have read them.
     fn rival_reads_the_logs(&mut self) {
         for log in (0..4).map(EventLog::of_bits) {
             let Some(Response::GetEventRecords(mut read)) =
