@@ -9,12 +9,12 @@
 //!
 //! System calls on memory with signal delivery enter through `transfers.rs` and `stdio.rs` by name, and through
 //! `trap.rs` otherwise. `calls.rs` makes them, using `pointers.rs` to find the memory they touch; `bounce.rs` handles
-//! transfers too large to pin. `masks.rs`, `signal_actions.rs` and `threads.rs` protect the two signals that all this
-//! needs. `locks.rs` wraps mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `dropped_rights.rs`
-//! setuid, and `locale.rs` setlocale. `descendants.rs` keeps executed programs managed, and reports those that cannot
-//! be. `ordinary_memory.rs` is what `libaquifer` finds here. `unmovable.rs` handles calls after which the kernel would
-//! keep using the program's pages. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls separate
-//! from the program's.
+//! transfers too large to pin. `masks.rs`, `signal_actions.rs`, `threads.rs` and `stacks_of_thread.rs` protect the two
+//! signals that all this needs. `locks.rs` wraps mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close,
+//! `dropped_rights.rs` setuid, and `locale.rs` setlocale. `descendants.rs` keeps executed programs managed, and reports
+//! those that cannot be. `ordinary_memory.rs` is what `libaquifer` finds here. `unmovable.rs` handles calls after which
+//! the kernel would keep using the program's pages. `own_allocator.rs` and `kernel.rs` keep the library's own memory
+//! and calls separate from the program's.
 
 mod bounce;
 mod by_number;
@@ -45,6 +45,7 @@ mod program_memory;
 mod programs;
 mod remap;
 mod signal_actions;
+mod stacks_of_thread;
 mod start;
 mod stdio;
 mod threads;

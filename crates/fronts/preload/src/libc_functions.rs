@@ -37,10 +37,10 @@ macro_rules! next {
     };
 }
 
-/// The type of `fread(3)`.
-pub type Fread = unsafe extern "C" fn(*mut c_void, usize, usize, *mut libc::FILE) -> usize;
+/// The type of `fread(3)`. A thread may be cancelled in it, and in fwrite(3).
+pub type Fread = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, *mut libc::FILE) -> usize;
 /// The type of `fwrite(3)`.
-pub type Fwrite = unsafe extern "C" fn(*const c_void, usize, usize, *mut libc::FILE) -> usize;
+pub type Fwrite = unsafe extern "C-unwind" fn(*const c_void, usize, usize, *mut libc::FILE) -> usize;
 /// The type of `fork(2)`.
 pub type Fork = unsafe extern "C" fn() -> libc::pid_t;
 /// The type of `daemon(3)`.

@@ -63,8 +63,18 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     if let Some(old) = unsafe { old.as_mut() } {
         old.sa_sigaction = before.handler;
         old.sa_flags = before.flags as c_int;
+        write_mask(&mut old.sa_mask, before.mask);
     }
     0
+}
+
+/// Fills the C library's signal set with the kernel's mask, which is its first eight bytes.
+fn write_mask(set: &mut libc::sigset_t, mask: u64) {
+    // SAFETY: a signal set of the caller's, which is longer than the kernel's.
+    unsafe {
+        libc::sigemptyset(set);
+        std::ptr::from_mut(set).cast::<u64>().write(mask);
+    }
 }
 
 /// Calls sigaction(2) with SA_ONSTACK for a signal that is the program's.
@@ -84,11 +94,7 @@ fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> 
                 old.sa_sigaction = before.handler;
                 old.sa_flags = (before.flags & !signals::SA_RESTORER) as c_int;
                 old.sa_restorer = None;
-                // SAFETY: as above.
-                unsafe {
-                    libc::sigemptyset(&mut old.sa_mask);
-                    (&raw mut old.sa_mask).cast::<u64>().write(before.mask);
-                }
+                write_mask(&mut old.sa_mask, before.mask);
             }
             0
         }

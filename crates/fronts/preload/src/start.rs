@@ -156,6 +156,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     aquifer_sys::signals::unblock_ours();
     crate::by_number::prepare();
     crate::trap::prepare();
+    crate::stacks_of_thread::prepare();
     crate::threads::give_stacks();
     heap::manage();
     adopt_static_arrays();

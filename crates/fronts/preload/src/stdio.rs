@@ -3,6 +3,9 @@
 
 //! fread and fwrite: for large requests the C library passes the program's own buffer to the kernel, by a call that no
 //! wrapper sees. See `transfers.rs` for why that must not happen.
+//!
+//! A large request is made in pieces, and the stream is locked around all of them, as in the C library: see
+//! flockfile(3). A thread may be cancelled in it, which unlocks the stream.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -16,6 +19,31 @@ use crate::start::instance;
 /// matter.
 const BOUNCE_BYTES: usize = 256 << 10;
 
+unsafe extern "C-unwind" {
+    fn flockfile(file: *mut libc::FILE);
+    fn funlockfile(file: *mut libc::FILE);
+}
+
+/// A stream that the calling thread has locked, until this value is dropped.
+struct Locked(*mut libc::FILE);
+
+impl Locked {
+    /// # Safety
+    /// The stream stays open for as long as the value exists.
+    unsafe fn new(file: *mut libc::FILE) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { flockfile(file) };
+        Self(file)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: locked in `new`, by this thread.
+        unsafe { funlockfile(self.0) };
+    }
+}
+
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_pin(start as usize, len))
 }
@@ -26,7 +54,8 @@ fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
     instance().and_then(|instance| Early::begin(&instance.adopter, number, &[0, start as usize, len, 0, 0, 0]))
 }
 
-/// Reads `size * count` bytes in pieces; returns how many whole items were read.
+/// Reads `size * count` bytes in pieces; returns how many whole items were read. If `locks`, it
+/// locks the stream for that time.
 ///
 /// # Safety
 /// The same as for fread(3).
@@ -36,6 +65,7 @@ unsafe fn read_items(
     count: usize,
     file: *mut libc::FILE,
     fread: libc_functions::Fread,
+    locks: bool,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     let _early = early(libc::SYS_read, buffer.cast(), total);
@@ -43,6 +73,10 @@ unsafe fn read_items(
         // SAFETY: the caller's promise.
         return unsafe { fread(buffer, size, count, file) };
     }
+    // SAFETY: the symbol is libc's.
+    let Some(fread) = (unsafe { libc_functions::fread_unlocked() }) else { return 0 };
+    // SAFETY: the caller's promise: the stream is open until the function returns.
+    let _locked = locks.then(|| unsafe { Locked::new(file) });
     let mut bounce = vec![0u8; BOUNCE_BYTES];
     let mut done = 0;
     while done < total {
@@ -59,7 +93,8 @@ unsafe fn read_items(
     done / size
 }
 
-/// Writes `size * count` bytes in pieces; returns how many whole items were written.
+/// Writes `size * count` bytes in pieces; returns how many whole items were written. If `locks`, it
+/// locks the stream for that time.
 ///
 /// # Safety
 /// The same as for fwrite(3).
@@ -69,6 +104,7 @@ unsafe fn write_items(
     count: usize,
     file: *mut libc::FILE,
     fwrite: libc_functions::Fwrite,
+    locks: bool,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     let _early = early(libc::SYS_write, buffer.cast(), total);
@@ -76,6 +112,10 @@ unsafe fn write_items(
         // SAFETY: the caller's promise.
         return unsafe { fwrite(buffer, size, count, file) };
     }
+    // SAFETY: the symbol is libc's.
+    let Some(fwrite) = (unsafe { libc_functions::fwrite_unlocked() }) else { return 0 };
+    // SAFETY: the caller's promise: the stream is open until the function returns.
+    let _locked = locks.then(|| unsafe { Locked::new(file) });
     let mut bounce = vec![0u8; BOUNCE_BYTES];
     let mut done = 0;
     while done < total {
@@ -97,9 +137,9 @@ unsafe fn write_items(
 /// # Safety
 /// The same as for fread(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+pub unsafe extern "C-unwind" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { libc_functions::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+    unsafe { libc_functions::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread, true)) }
 }
 
 /// Wraps fread_unlocked(3).
@@ -107,14 +147,14 @@ pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, f
 /// # Safety
 /// The same as for fread(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fread_unlocked(
+pub unsafe extern "C-unwind" fn fread_unlocked(
     buffer: *mut c_void,
     size: usize,
     count: usize,
     file: *mut libc::FILE,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { libc_functions::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+    unsafe { libc_functions::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread, false)) }
 }
 
 /// Wraps fwrite(3).
@@ -122,9 +162,14 @@ pub unsafe extern "C" fn fread_unlocked(
 /// # Safety
 /// The same as for fwrite(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+pub unsafe extern "C-unwind" fn fwrite(
+    buffer: *const c_void,
+    size: usize,
+    count: usize,
+    file: *mut libc::FILE,
+) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { libc_functions::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+    unsafe { libc_functions::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite, true)) }
 }
 
 /// Wraps fwrite_unlocked(3).
@@ -132,12 +177,14 @@ pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize
 /// # Safety
 /// The same as for fwrite(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fwrite_unlocked(
+pub unsafe extern "C-unwind" fn fwrite_unlocked(
     buffer: *const c_void,
     size: usize,
     count: usize,
     file: *mut libc::FILE,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { libc_functions::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+    unsafe {
+        libc_functions::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite, false))
+    }
 }

@@ -21,6 +21,7 @@ use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
 
 use crate::libc_functions::{self, StartRoutine};
 use crate::program_memory::{load, store};
+use crate::stacks_of_thread::StacksOfThread;
 use crate::start::Instance;
 
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
@@ -29,7 +30,7 @@ const SIGNAL_STACK_BYTES: usize = 256 << 10;
 /// Inaccessible memory at the low end of each stack, so that a stack overflow crashes and overwrites no other memory.
 const GUARD_BYTES: usize = 4096;
 /// Both stacks of a thread: the signal stack, and `aquifer_sys::own_stack` above it.
-const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
+pub const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
 
 /// The function that a new thread is to run.
 struct Job {
@@ -153,24 +154,6 @@ pub fn give_stacks() -> Option<usize> {
     Some(start)
 }
 
-/// Removes a thread's stacks when the thread ends, in whatever way.
-struct StacksOfThread(usize);
-
-impl Drop for StacksOfThread {
-    fn drop(&mut self) {
-        pin_robust_mutexes();
-        // While the C library tears down a thread's stack, no handler may run on it.
-        dispatch::disarm();
-        ends(None);
-        crate::calls::thread_ends();
-        signal_stack::take_away();
-        own_stack::take_away();
-        OWN_STACKS.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: they were mapped by `give_stacks` and are no longer in use.
-        let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACKS_BYTES, 0, 0, 0, 0]) };
-    }
-}
-
 /// Notifies the pager that the calling thread is about to end.
 pub fn ends(status: Option<i32>) {
     let _blocked = Blocked::all();
@@ -232,7 +215,9 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
         let _ = instance.adopter.pin_for_thread(job.area.0, job.area.1);
         job.pinned.inspect(|pinned| instance.adopter.release_pin(*pinned));
     }
-    let _stack = give_stacks().map(StacksOfThread);
+    let stacks = give_stacks().map(StacksOfThread::new);
+    // Here only if the C library has no key for them; then they end with this function.
+    let _stacks = stacks.and_then(|stacks| stacks.end_after_destructors().err());
     // Calls must trap from now on, not only after this thread's first fault: under listener delivery, this thread
     // handles no faults.
     dispatch::arm_if_due();

@@ -300,3 +300,51 @@ fn a_thread_that_waits_is_interrupted_on_its_own_stack() {
         if (outside) { fprintf(stderr, "%d of %d handlers saw another stack\n", outside, came); return 4; }"#,
     );
 }
+
+#[test]
+fn a_handler_above_the_frame_it_interrupts_leaves_the_calls_memory_pinned() {
+    // The pins of a call were taken for those of a call that a jump had left: a later call's frame lay above its own.
+    works(
+        "stack-above",
+        "enum { SIZE = 64 << 10, LEN = 1000 };
+        static int ends[2], others[2]; static unsigned char *into, *from; static pthread_t reader;
+        static volatile int handled;
+        static void on_signal(int number) {
+            (void)number;
+            must(write(others[1], from, LEN) == LEN, \"a call in the handler\");
+            handled++;
+        }
+        static void *interrupt(void *none) {
+            usleep(100000);
+            for (int turn = 1; turn <= 3; turn++) {
+                must(pthread_kill(reader, SIGUSR1) == 0, \"pthread_kill\");
+                while (handled < turn) usleep(1000);
+                usleep(10000);
+                press();
+            }
+            must(write(ends[1], from, LEN) == LEN, \"what the reader waits for\");
+            return none;
+        }
+        __attribute__((noinline)) static ssize_t read_below(void) {
+            char room[1024];
+            __asm__ volatile(\"\" : : \"r\"(room) : \"memory\");
+            ssize_t got = read(ends[0], into, LEN);
+            __asm__ volatile(\"\" : : \"r\"(room) : \"memory\");
+            return got;
+        }",
+        r#"
+        unsigned char own[SIZE];
+        stack_t given = {.ss_sp = own, .ss_size = sizeof own};
+        struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART};
+        must(pipe(ends) == 0 && pipe(others) == 0 && sigaltstack(&given, NULL) == 0, "setup");
+        must(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
+        from = evicted_filled(LEN, 5);
+        into = evicted(LEN);
+        reader = pthread_self();
+        pthread_t thread;
+        must(pthread_create(&thread, NULL, interrupt, NULL) == 0, "pthread_create");
+        must(read_below() == LEN, "read");
+        all(into, LEN, 5, "what was read");
+        must(pthread_join(thread, NULL) == 0 && handled == 3, "pthread_join");"#,
+    );
+}

@@ -66,11 +66,15 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
         static void on_bus(int number) { (void)number; siglongjmp(out, 1); }",
         r#"
         struct sigaction action = {.sa_sigaction = on_sys, .sa_flags = SA_SIGINFO}, found;
+        sigaddset(&action.sa_mask, SIGUSR1);
         must(sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
         unsigned char *data = evicted_filled(4 << 20, 8);
         raise(SIGSYS);
         must(seen == 1, "SIGSYS before");
+        memset(&found, 255, sizeof found);
         must(sigaction(SIGSYS, NULL, &found) == 0 && found.sa_sigaction == on_sys, "remembered");
+        for (int number = 1; number < 64; number++)
+            must(sigismember(&found.sa_mask, number) == (number == SIGUSR1), "the mask is remembered");
         must(signal(SIGBUS, on_bus) != SIG_ERR, "signal");
         char path[] = "/tmp/aquifer-e2e-wishes-XXXXXX";
         int file = mkstemp(path);

@@ -149,7 +149,7 @@ impl CallPins {
 
     fn release(&mut self) {
         for index in &self.slots[..self.count] {
-            self.pager.pins.release(usize::from(*index));
+            self.pager.pins.release_own(usize::from(*index), thread_slot::token(), self.frame);
         }
         self.count = 0;
     }

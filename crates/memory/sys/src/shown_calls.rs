@@ -12,14 +12,14 @@
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
 
 use crate::raw::syscall;
-use crate::thread_slot;
+use crate::{signal_stack, thread_slot};
 
 /// Maximum number of threads that can announce calls at one time. A choice: calls of further threads are not seen.
 const THREADS_MAX: usize = 512;
 /// Calls per thread: its own, and that of a signal handler that has interrupted it. Further calls are not seen.
 const CALLS_MAX: usize = 2;
 /// Maximum stack distance between two calls of one thread at which the earlier one is known to have been left by
-/// siglongjmp(3): its frame is at the same place as the later one's, or deeper.
+/// siglongjmp(3): its frame is at the same place as the later one's, or deeper, and on the same stack.
 const ABANDONED_BYTES: usize = 256 << 10;
 
 /// The record number of a thread that no longer needs a record.
@@ -113,8 +113,9 @@ pub fn show(number: i64, args: &[usize; 6]) -> Shown {
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let Some(record) = own() else { return Shown { index: None } };
     let usable = |call: &Call| {
-        let abandoned = frame.wrapping_sub(call.frame.load(Ordering::Relaxed)) < ABANDONED_BYTES;
-        call.state.load(Ordering::Relaxed) == FREE || abandoned
+        let other = call.frame.load(Ordering::Relaxed);
+        let is_abandoned = || frame.wrapping_sub(other) < ABANDONED_BYTES && !signal_stack::divides(frame, other);
+        call.state.load(Ordering::Relaxed) == FREE || is_abandoned()
     };
     let Some(index) = record.calls.iter().position(usable) else { return Shown { index: None } };
     let call = &record.calls[index];

@@ -143,6 +143,14 @@ pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t,
     Ok(old)
 }
 
+/// Whether exactly one of two addresses lies on the alternate stack that the program has set for this thread. That may
+/// be any part of the thread's own stack, above or below the frames that its handlers interrupt.
+pub fn divides(one: usize, other: usize) -> bool {
+    let stacks = thread_slot::signal_stacks();
+    let is_there = |address: usize| address.wrapping_sub(stacks.programs_start) < stacks.programs_len;
+    is_there(one) != is_there(other)
+}
+
 /// In a handler: if the kernel had a stack of the program's, Aquifer's is set when the handler returns.
 ///
 /// # Safety
@@ -272,6 +280,16 @@ mod tests {
             assert_eq!(exchange(Some(&stack(0x10000, 8192, 7)), 0).unwrap_err().0, libc::EINVAL);
             exchange(Some(&stack(0, 0, libc::SS_DISABLE)), 0).unwrap();
             assert_eq!(exchange(None, 0x11000).unwrap().ss_flags, libc::SS_DISABLE);
+        });
+    }
+
+    #[test]
+    fn the_programs_stack_divides_the_stack_that_it_is_a_part_of() {
+        on_a_thread_with_a_stack(|_| {
+            assert!(!divides(0x11000, 0x20000), "the program has no stack");
+            exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
+            assert!(divides(0x11000, 0x20000) && divides(0xf000, 0x11000));
+            assert!(!divides(0x11000, 0x11800) && !divides(0xf000, 0x20000));
         });
     }
 

@@ -62,6 +62,17 @@ impl Copied {
         Some(this)
     }
 
+    /// Removes descriptors from the control data: the receiver gets them with the first part of a stream. The rest
+    /// describes every part: the sender's identity, or the type of a TLS record.
+    pub(super) fn without_descriptors(mut self) -> Self {
+        self.control = without_descriptors(&self.control);
+        self.ours.msg_controllen = self.control.len();
+        if self.control.is_empty() {
+            self.ours.msg_control = std::ptr::null_mut();
+        }
+        self
+    }
+
     fn name_bytes(&self) -> usize {
         if self.given.msg_name.is_null() { 0 } else { (self.given.msg_namelen as usize).min(ADDRESS_BYTES) }
     }
@@ -105,6 +116,26 @@ impl Copied {
             (*header).msg_flags = self.ours.msg_flags;
         }
     }
+}
+
+/// Returns control data without the descriptors in it (SCM_RIGHTS), up to the first entry that is not valid: see
+/// cmsg(3).
+fn without_descriptors(control: &[u8]) -> Vec<u8> {
+    const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
+    let (mut rest, mut kept) = (control, Vec::with_capacity(control.len()));
+    while let Some(header) = rest.first_chunk::<HEADER_BYTES>() {
+        // SAFETY: any bytes are a `cmsghdr`.
+        let header = unsafe { header.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+        if !(HEADER_BYTES..=rest.len()).contains(&header.cmsg_len) {
+            break;
+        }
+        let (entry, others) = rest.split_at(header.cmsg_len.next_multiple_of(align_of::<usize>()).min(rest.len()));
+        if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            kept.extend_from_slice(entry);
+        }
+        rest = others;
+    }
+    kept
 }
 
 /// One of several messages: the place of the program's header, the memory it points to, and the copies.

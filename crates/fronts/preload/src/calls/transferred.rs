@@ -25,6 +25,7 @@ impl Caller {
             libc::SYS_sendto => ([(args[4], args[5]), (0, 0)], false),
             _ => ([(0, 0); 2], false),
         };
+        let total = bounce::bytes(&entries);
         let part = |entries: &[libc::iovec], done: usize| {
             let [entry] = entries else { return FAULT };
             let (start, len) = (entry.iov_base as usize, entry.iov_len);
@@ -34,8 +35,9 @@ impl Caller {
             }
             let Some(mut name) = Name::of(args[4], args[5], reads) else { return FAULT };
             let len_or_place = name.len_or_place(args[5], reads);
+            let flags = if reads { args[3] } else { flags_of_part(args[3], done, len, total) };
             // SAFETY: as above; the address is a copy.
-            let result = unsafe { self.raw(number, [args[0], start, len, args[3], name.place(), len_or_place]) };
+            let result = unsafe { self.raw(number, [args[0], start, len, flags, name.place(), len_or_place]) };
             if reads && result >= 0 {
                 name.give_back();
             }
@@ -108,10 +110,18 @@ impl Caller {
             (given.msg_name as usize, given.msg_namelen as usize),
             (given.msg_control as usize, given.msg_controllen),
         ];
-        let part = |entries: &[libc::iovec], _: usize| {
+        let total = bounce::bytes(entries.list()).min(TRANSFER_BYTES_MAX);
+        let part = |entries: &[libc::iovec], done: usize| {
             let Some(mut ours) = messages::Copied::of(&given, entries, reads) else { return FAULT };
+            let mut flags = args[2];
+            if !reads {
+                flags = flags_of_part(flags, done, bounce::bytes(entries), total);
+                if done > 0 {
+                    ours = ours.without_descriptors();
+                }
+            }
             // SAFETY: the payload is the library's or pinned; name and control data are copies.
-            let result = unsafe { self.raw(number, [args[0], ours.header(), args[2], 0, 0, 0]) };
+            let result = unsafe { self.raw(number, [args[0], ours.header(), flags, 0, 0, 0]) };
             if reads && result >= 0 {
                 // SAFETY: the kernel's results go back to the memory that the program named.
                 unsafe { ours.give_back(args[1]) };
@@ -179,6 +189,15 @@ impl Caller {
 /// Returns whether a receive returns less than asked for only at the end of the stream.
 fn waits_for_all(flags: usize) -> bool {
     flags & libc::MSG_WAITALL as usize != 0
+}
+
+/// Returns the flags for a part of a send: `len` of `total` bytes, after `done` bytes. The byte out of band is the last
+/// one, and only the first part connects the socket.
+fn flags_of_part(flags: usize, done: usize, len: usize, total: usize) -> usize {
+    let is_last = done + len >= total;
+    let last = if is_last { 0 } else { libc::MSG_OOB as usize };
+    let first = if done == 0 { 0 } else { libc::MSG_FASTOPEN as usize };
+    flags & !(first | last)
 }
 
 /// The memory of a transfer.

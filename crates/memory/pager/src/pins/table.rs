@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use aquifer_core::map::Pages;
 use aquifer_core::map::changes::Changes;
 use aquifer_core::units::PageIndex;
+use aquifer_sys::signal_stack;
 
 use super::known::Known;
 use super::threads::IN_RELEASE;
@@ -171,6 +172,15 @@ impl Pins {
         slot.owner.store(0, Ordering::Release);
     }
 
+    /// Releases a slot that the call with this owner and frame has claimed, unless it is no longer that call's: a later
+    /// call has released it as abandoned.
+    pub(super) fn release_own(&self, index: usize, owner: usize, frame: usize) {
+        let slot = &self.slots[index];
+        if slot.owner.load(Ordering::SeqCst) == owner && slot.frame.load(Ordering::SeqCst) == frame {
+            self.release(index);
+        }
+    }
+
     /// After fork(2): `owner` is the only thread left, and memory locks are not inherited.
     pub(crate) fn keep_only(&self, owner: usize) {
         self.adopt_thread(owner);
@@ -183,11 +193,13 @@ impl Pins {
     }
 
     /// Releases the pins of `owner` for calls that siglongjmp(3) has left: their stack frames are at or just below
-    /// `frame`, in the part of the stack that this call uses now.
+    /// `frame`, in the part of the stack that this call uses now. A handler on an alternate stack is no such call, even
+    /// if that stack is a part of the thread's own one: it returns to the call that it interrupts.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
         for (index, slot) in self.known().iter().enumerate() {
-            let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));
-            if slot.owner.load(Ordering::SeqCst) == owner && below < ABANDONED_BYTES {
+            let other = slot.frame.load(Ordering::SeqCst);
+            let is_below = frame.wrapping_sub(other) < ABANDONED_BYTES;
+            if slot.owner.load(Ordering::SeqCst) == owner && is_below && !signal_stack::divides(frame, other) {
                 self.release(index);
             }
         }
@@ -249,6 +261,34 @@ mod tests {
         pins.release_abandoned(7, 49_000);
         assert!(pins.cover(PAGES), "another thread's, and one that called us, are not abandoned");
         pins.release_abandoned(7, 50_000);
+        assert!(!pins.cover(PAGES));
+    }
+
+    #[test]
+    fn a_call_that_a_handler_above_it_interrupts_keeps_its_pins() {
+        let on_stack = || {
+            let start = std::ptr::without_provenance_mut(60_000);
+            signal_stack::exchange(Some(&libc::stack_t { ss_sp: start, ss_flags: 0, ss_size: 20_000 }), 0)
+                .expect("a good stack");
+            let pins = Pins::new(Arc::default());
+            pins.claim(7, 50_000, PageIndex(131), PageIndex(140), 32);
+            pins.release_abandoned(7, 70_000);
+            assert!(pins.cover(PAGES), "the handler's call is on the alternate stack");
+            pins.release_abandoned(7, 90_000);
+            assert!(!pins.cover(PAGES), "this one is where the first call was");
+        };
+        std::thread::spawn(on_stack).join().expect("the test's thread");
+    }
+
+    #[test]
+    fn a_call_releases_its_own_slots_only() {
+        let pins = Pins::new(Arc::default());
+        let index = pins.claim(7, 50_000, PageIndex(131), PageIndex(140), 32).expect("a free slot");
+        pins.release_abandoned(7, 50_000);
+        let again = pins.claim(7, 60_000, PageIndex(131), PageIndex(140), 32).expect("a free slot");
+        pins.release_own(index, 7, 50_000);
+        assert!(index == again && pins.cover(PAGES));
+        pins.release_own(again, 7, 60_000);
         assert!(!pins.cover(PAGES));
     }
 }
