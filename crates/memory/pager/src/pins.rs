@@ -345,10 +345,9 @@ impl Pager {
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
-        for index in 0..self.pins.known().len() {
+        for (index, slot) in self.pins.lasting() {
             let (from, to) = self.pins.covered(index);
-            let owner = self.pins.slots[index].owner.load(Ordering::SeqCst);
-            if owner != LOCKED || from >= end || to <= start {
+            if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
                 continue;
             }
             let claim = |(from, to)| self.pins.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
@@ -367,7 +366,7 @@ impl Pager {
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
         let is_locked = |slot: &PinSlot| slot.owner.load(Ordering::SeqCst) == LOCKED && slot.overlaps(start, end);
-        self.pins.known().iter().any(is_locked)
+        self.pins.lasting().any(|(_, slot)| is_locked(slot))
     }
 }
 
