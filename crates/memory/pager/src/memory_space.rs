@@ -436,25 +436,28 @@ impl Mapping<'_> {
             return Ok(());
         }
         let end = end.next_multiple_of(page);
-        // The rest of a block that is cut must be in DRAM, which can fail: better now than half way.
-        let _first = self.pin_if_cut(at, at..end)?;
-        let _last = self.pin_if_cut(end - page, at..end)?;
+        // What is left of a block must be in DRAM, which can fail: better now than half way.
+        let _first = self.pin_what_is_left(at, at..end)?;
+        let _last = self.pin_what_is_left(end - page, at..end)?;
         self.discard_pages(at, end - at)
     }
 
-    /// Pins the block of the page at `at`, if it has contents and only a part of it is in the range.
-    fn pin_if_cut(&self, at: usize, range: Range<usize>) -> Result<Option<Pinned<'_>>, SpaceFailure> {
+    /// Pins the block of the page at `at`, if a discard of the range leaves contents in it.
+    fn pin_what_is_left(&self, at: usize, range: Range<usize>) -> Result<Option<Pinned<'_>>, SpaceFailure> {
         let start = self.start.as_ptr() as usize;
-        let is_cut = {
+        let is_left = || {
             let _blocked = Blocked::all();
-            let engine = self.space.pager.undivided().engine();
-            engine.map().find(PageIndex::at(start + at)).is_some_and(|block| {
-                let within = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
-                let is_whole = engine.map().pages(block).are_within(within.0, within.1);
-                !is_whole && engine.map().block(block).state != State::Empty
-            })
+            let (first, last) = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
+            self.space.pager.undivided().engine().leaves_part(PageIndex::at(start + at), first, last)
         };
-        if is_cut { self.pin(start + at, 1, Access::Write).map(Some) } else { Ok(None) }
+        if !is_left() {
+            return Ok(None);
+        }
+        match self.pin(start + at, 1, Access::Write) {
+            // The tier lost it just now.
+            Err(SpaceFailure::Lost) if !is_left() => Ok(None),
+            pinned => pinned.map(Some),
+        }
     }
 
     fn discard_pages(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
