@@ -12,10 +12,11 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::task::Poll;
 
-use aquifer::{Error, Mapping, Piece, Space};
+use aquifer::{CloseError, Error, Mapping, Piece, Space, contexts};
 use aquifer_test_support::skip_part;
 use common::{MIB, PAGE, can_run, evict_all, filled};
 
@@ -159,4 +160,44 @@ fn a_child_gives_up_its_parents_gathers_and_space_and_the_parent_goes_on() {
     assert!(is_right(&first) && is_right(&second) && is_right(&third));
     drop(mapping);
     assert_eq!(space.close(), Ok(()));
+}
+
+/// A context forks while others wait for fetches and for reads in place. Both processes end their run.
+#[test]
+fn contexts_of_a_child_are_told_that_it_was_forked() {
+    if !can_run() {
+        return;
+    }
+    let space = space_on_flash();
+    let mapping = evicted(&space);
+    let (told, right, child) = (Cell::new(0), Cell::new(0), Cell::new(-1));
+    let count = |outcome: Result<(), Error>| match outcome {
+        Ok(()) => right.set(right.get() + 1),
+        Err(Error::Forked) => told.set(told.get() + 1),
+        Err(other) => panic!("{other}"),
+    };
+    let (mapping, count, child_seen) = (&mapping, &count, &child);
+    let report = contexts::run(
+        &space,
+        (0..300).map(|index| async move {
+            // Scattered, so that nothing is read ahead.
+            let at = index * 7919 % 2048 * PAGE;
+            match index {
+                // The child goes on in this run, and ends below.
+                150 => child_seen.set(fork()),
+                _ if index % 2 == 0 => count(mapping.fetch(at..at + PAGE).await),
+                _ => count(mapping.copy(at, &mut [0; 16]).await),
+            }
+        }),
+    );
+    let ended = (report.contexts, told.get() + right.get());
+    if child.get() == 0 {
+        // A run that begins in the child, too.
+        let again = contexts::run(&space, [async { assert_eq!(mapping.fetch(..PAGE).await, Err(Error::Forked)) }]);
+        let is_right = ended == (300, 299) && told.get() > 0 && again.contexts == 1;
+        let is_open = space.clone().close() == Err(CloseError::InUse);
+        end(i32::from(!is_right) + 2 * i32::from(!is_open));
+    }
+    join(child.get());
+    assert_eq!((ended, told.get()), ((300, 299), 0));
 }
