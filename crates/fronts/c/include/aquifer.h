@@ -480,7 +480,7 @@ int aquifer_write_in_place(aquifer_mapping_t mapping, size_t at, const void *byt
  *
  * AQUIFER_ERR_UNALIGNED: it does not begin and end at pages.
  * AQUIFER_ERR_PINNED: a block of it is pinned.
- * AQUIFER_ERR_LOST: only a part of a lost block is in the range.
+ * AQUIFER_ERR_LOST: in a space with blocks of one size (`block_size`), only a part of a lost block is in the range.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as
  * usual.
  */

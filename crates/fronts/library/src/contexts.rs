@@ -76,7 +76,8 @@ pub struct Report {
 /// Runs contexts on this thread until all have ended. They are taken from `contexts` one by one, when there is work for
 /// them, and may wait for anything: fetches of this or another space, and futures that other threads wake.
 ///
-/// A panic of a context ends the run, and propagates to the caller.
+/// A panic of a context ends the run, and propagates to the caller. In a forked child, contexts run too, and what they
+/// ask of their parent's spaces is [`Error::Forked`](crate::Error::Forked).
 pub fn run<I>(space: &Space, contexts: I) -> Report
 where
     I: IntoIterator,
@@ -107,7 +108,7 @@ struct Enlisted<'s>(&'s Arc<Shared>);
 
 impl<'s> Enlisted<'s> {
     fn new(space: &'s Arc<Shared>) -> Self {
-        space.fetches.enlist_executor();
+        Fetches::enlist_executor(space);
         Self(space)
     }
 }
@@ -188,12 +189,12 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
 
     /// Fetches and reads in place that are in flight or queued.
     fn transfers(&self) -> usize {
-        self.space.fetches.len() + self.reads.len()
+        Fetches::len(self.space) + self.reads.len()
     }
 
     fn turn(&mut self) {
         self.runs_since_turn = 0;
-        self.space.fetches.turn(self.space);
+        Fetches::turn(self.space);
         self.turn_reads(Wait::No);
     }
 
@@ -207,6 +208,11 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
     /// Waits until a context can run, or for a bounded time.
     fn wait(&mut self) {
         let ticket = self.space.memory.ticket();
+        if self.space.memory.is_forked() {
+            // A context has forked. Nothing arrives in the child: its fetches learn that when they are polled again.
+            self.slots.iter().filter(|slot| slot.context.is_some()).for_each(|slot| slot.waker.wake_by_ref());
+            return self.space.memory.wait(ticket, WAIT_ONCE);
+        }
         self.turn();
         if self.ready.len() == 0 && self.reads.len() > 0 {
             // Blocks until the tier completes a read. Contexts that other threads wake run after that.

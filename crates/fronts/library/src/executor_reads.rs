@@ -11,7 +11,9 @@
 //! The list belongs to the executor; only the executor's thread finds it by [`ExecutorReads::current`]. A future that
 //! is polled on another thread, or after the executor has ended, still gets an answer.
 //!
-//! Locks: the list's before the engine's. Wakers are called without either.
+//! Locks: the list's before the engine's. Wakers are called without either. A forked child takes neither, since a
+//! thread that it does not have may hold them for ever: there, each read must be made in the usual way, which is
+//! refused.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,6 +22,7 @@ use std::task::Waker;
 
 use aquifer_core::units::PageIndex;
 use aquifer_pager::memory_space::{Begun, Done, MemorySpace, PageReads, TOGETHER_MAX};
+use aquifer_sys::made_in::MadeIn;
 use aquifer_tiers::Wait;
 
 use crate::space::Shared;
@@ -78,6 +81,8 @@ struct List {
 pub(crate) struct ExecutorReads {
     list: Mutex<List>,
     space: Weak<Shared>,
+    /// The process that has opened the space.
+    made_in: MadeIn,
 }
 
 /// An executor's list while the executor runs.
@@ -91,7 +96,8 @@ impl<'s> Running<'s> {
     /// Makes a list for an executor that starts on this thread. Executors may be nested.
     pub(crate) fn new(space: &'s Arc<Shared>) -> Self {
         let list = List { reads: space.memory.page_reads(), ..List::default() };
-        let reads = Arc::new(ExecutorReads { list: Mutex::new(list), space: Arc::downgrade(space) });
+        let (list, made_in) = (Mutex::new(list), space.memory.made_in());
+        let reads = Arc::new(ExecutorReads { list, space: Arc::downgrade(space), made_in });
         let before = CURRENT.replace(Some(Arc::clone(&reads)));
         Self { reads, memory: &space.memory, before }
     }
@@ -110,16 +116,18 @@ impl ExecutorReads {
     pub(crate) fn current(space: &Arc<Shared>) -> Option<Arc<ExecutorReads>> {
         let is_of = |reads: &&Arc<ExecutorReads>| std::ptr::eq(Weak::as_ptr(&reads.space), Arc::as_ptr(space));
         let current = CURRENT.with_borrow(|current| current.as_ref().filter(is_of).cloned());
-        current.filter(|reads| reads.list().reads.is_some())
+        current.filter(|reads| reads.list().is_some_and(|list| list.reads.is_some()))
     }
 
-    fn list(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a forked child, which must not wait for the lock.
+    fn list(&self) -> Option<MutexGuard<'_, List>> {
+        self.made_in.is_this_process().then(|| self.list.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds a page to the list. Returns the number of the read, which is valid until the read is answered or abandoned.
-    pub(crate) fn ask(&self, page: PageIndex, waker: &Waker) -> usize {
-        let mut list = self.list();
+    /// `None` in a forked child.
+    pub(crate) fn ask(&self, page: PageIndex, waker: &Waker) -> Option<usize> {
+        let mut list = self.list()?;
         let asked = Asked { page, state: State::Waiting, waker: Some(waker.clone()), is_abandoned: false };
         let number = match list.free.pop() {
             Some(number) => {
@@ -132,18 +140,18 @@ impl ExecutorReads {
             }
         };
         list.waiting.push_back(number);
-        number
+        Some(number)
     }
 
     /// Reads that are in flight or queued.
     pub(crate) fn len(&self) -> usize {
-        let list = self.list();
-        list.waiting.len() + list.reads.as_ref().map_or(0, PageReads::in_flight)
+        let in_flight = |list: &List| list.reads.as_ref().map_or(0, PageReads::in_flight);
+        self.list().map_or(0, |list| list.waiting.len() + in_flight(&list))
     }
 
     /// Copies the bytes from offset `within` of the page, if they have arrived.
     pub(crate) fn answer(&self, number: usize, within: usize, into: &mut [u8], waker: &Waker) -> Answer {
-        let mut list = self.list();
+        let Some(mut list) = self.list() else { return Answer::Usual };
         let List { reads, asked, free, .. } = &mut *list;
         let answer = match (asked[number].state, reads) {
             (State::Zeros, _) => {
@@ -169,7 +177,7 @@ impl ExecutorReads {
 
     /// Gives up a read whose future has been dropped.
     pub(crate) fn abandon(&self, number: usize) {
-        let mut list = self.list();
+        let Some(mut list) = self.list() else { return };
         let List { reads, asked, free, .. } = &mut *list;
         match (asked[number].state, reads) {
             // If the read is in flight, its bytes are dropped when they arrive.
@@ -187,7 +195,7 @@ impl ExecutorReads {
     /// Starts reads and collects those that have ended. With [`Wait::ForOne`], for when no context can run, waits until
     /// at least one ends.
     pub(crate) fn turn(&self, memory: &MemorySpace, wait: Wait, wakers: &mut Vec<Waker>) {
-        let mut list = self.list();
+        let Some(mut list) = self.list() else { return };
         let list = &mut *list;
         if list.reads.is_some() {
             list.begin(memory, wakers);
@@ -201,7 +209,7 @@ impl ExecutorReads {
     /// Ends all reads: each caller gets the answer that it must read the page in the usual way.
     fn end(&self, memory: &MemorySpace) {
         let mut wakers = Vec::new();
-        let mut list = self.list();
+        let Some(mut list) = self.list() else { return };
         if let Some(reads) = list.reads.take() {
             memory.end_page_reads(reads);
         }

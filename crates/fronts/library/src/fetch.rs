@@ -76,6 +76,9 @@ impl Future for Fetch {
             Err(refused) => return Poll::Ready(Err(refused.clone())),
         };
         let Some(inner) = self.mapping.upgrade() else { return Poll::Ready(Err(Error::Closed)) };
+        if inner.space.memory.is_forked() {
+            return Poll::Ready(Err(Error::Forked));
+        }
         if let Some(listed) = &self.asked {
             return listed.asked.outcome(context.waker()).map(|outcome| outcome.and_then(|()| install(&inner, &range)));
         }
@@ -83,7 +86,9 @@ impl Future for Fetch {
             return Poll::Ready(outcome);
         }
         let asked = Arc::new(Asked::new(self.mapping.clone(), range, context.waker()));
-        let number = Fetches::ask(&inner.space, Arc::clone(&asked));
+        let Some(number) = Fetches::ask(&inner.space, Arc::clone(&asked)) else {
+            return Poll::Ready(Err(Error::Forked));
+        };
         self.asked = Some(Listed { asked, number, space: Arc::downgrade(&inner.space) });
         Poll::Pending
     }

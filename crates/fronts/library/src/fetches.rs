@@ -13,7 +13,8 @@
 //! A request is only advice to the space, which may drop it. A request whose fetch has not started within
 //! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
 //!
-//! Lock order: the list's lock, then the engine's. Wakers are called with neither lock held.
+//! Lock order: the list's lock, then the engine's. Wakers are called with neither lock held. A forked child takes none
+//! of the locks: a thread that it does not have may hold them for ever.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -109,14 +110,16 @@ struct List {
 }
 
 impl Fetches {
-    fn list(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The list of a space. `None` in a forked child, which must not wait for its lock.
+    fn list(space: &Shared) -> Option<MutexGuard<'_, List>> {
+        let list = || space.fetches.list.lock().unwrap_or_else(PoisonError::into_inner);
+        (!space.memory.is_forked()).then(list)
     }
 
     /// Puts a fetch on the space's list, and sees to it that somebody takes turns. Returns its number, for
-    /// [`abandon`](Self::abandon).
-    pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) -> u64 {
-        let mut list = space.fetches.list();
+    /// [`abandon`](Self::abandon). `None` in a forked child.
+    pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) -> Option<u64> {
+        let mut list = Self::list(space)?;
         if list.waiting.is_empty() && list.started.is_empty() {
             space.memory.await_arrivals(true);
         }
@@ -128,7 +131,7 @@ impl Fetches {
         drop(list);
         if needs_thread && !start_thread(space) {
             // Without a thread, the futures fetch by themselves.
-            let mut list = space.fetches.list();
+            let mut list = Self::list(space)?;
             list.has_thread = false;
             let all = std::mem::take(&mut list.waiting);
             drop(list);
@@ -136,13 +139,13 @@ impl Fetches {
         } else {
             space.memory.wake();
         }
-        number
+        Some(number)
     }
 
     /// Gives up a fetch whose future was dropped. One that the worker has goes on: it reads into the space's own
     /// frames.
     pub(crate) fn abandon(space: &Shared, number: u64) {
-        let mut list = space.fetches.list();
+        let Some(mut list) = Self::list(space) else { return };
         let abandoned = list.waiting.remove(&number);
         if abandoned.is_some() && list.waiting.is_empty() && list.started.is_empty() {
             space.memory.await_arrivals(false);
@@ -153,37 +156,41 @@ impl Fetches {
     }
 
     /// Fetches that are neither finished nor abandoned.
-    pub(crate) fn len(&self) -> usize {
-        let list = self.list();
-        list.waiting.len() + list.started.len()
+    pub(crate) fn len(space: &Shared) -> usize {
+        Self::list(space).map_or(0, |list| list.waiting.len() + list.started.len())
     }
 
     /// Returns whether a thread takes turns.
-    pub(crate) fn has_thread(&self) -> bool {
-        self.list().has_thread
+    pub(crate) fn has_thread(space: &Shared) -> bool {
+        Self::list(space).is_some_and(|list| list.has_thread)
     }
 
     /// Notes that an executor takes turns from now on.
-    pub(crate) fn enlist_executor(&self) {
-        self.list().executors += 1;
+    pub(crate) fn enlist_executor(space: &Shared) {
+        if let Some(mut list) = Self::list(space) {
+            list.executors += 1;
+        }
     }
 
     pub(crate) fn delist_executor(space: &Arc<Shared>) {
-        let mut list = space.fetches.list();
+        let Some(mut list) = Self::list(space) else { return };
         list.executors -= 1;
         let is_left = !list.waiting.is_empty() || !list.started.is_empty();
         let needs_thread = is_left && list.executors == 0 && !list.has_thread;
         list.has_thread |= needs_thread;
         drop(list);
-        if needs_thread && !start_thread(space) {
-            space.fetches.list().has_thread = false;
+        if needs_thread
+            && !start_thread(space)
+            && let Some(mut list) = Self::list(space)
+        {
+            list.has_thread = false;
         }
     }
 
     /// Starts fetches and finishes those that have arrived. Does not wait.
-    pub(crate) fn turn(&self, space: &Shared) {
+    pub(crate) fn turn(space: &Shared) {
         let mut wakers = Vec::new();
-        let mut list = self.list();
+        let Some(mut list) = Self::list(space) else { return };
         list.started.retain_mut(|started| match look(started) {
             None => true,
             Some(outcome) => {
@@ -208,8 +215,8 @@ impl Fetches {
     }
 
     /// Returns whether the thread that takes turns may end: nothing is left to do, or an executor does it.
-    fn ends_thread(&self, idle_waits: u32) -> bool {
-        let mut list = self.list();
+    fn ends_thread(space: &Shared, idle_waits: u32) -> bool {
+        let Some(mut list) = Self::list(space) else { return true };
         let is_idle = list.waiting.is_empty() && list.started.is_empty();
         let ends = list.executors > 0 || (is_idle && idle_waits > IDLE_WAITS_MAX);
         list.has_thread &= !ends;
@@ -254,13 +261,82 @@ fn start_thread(space: &Arc<Shared>) -> bool {
         let mut idle_waits = 0;
         while let Some(space) = space.upgrade() {
             let ticket = space.memory.ticket();
-            space.fetches.turn(&space);
-            idle_waits = if space.fetches.len() == 0 { idle_waits + 1 } else { 0 };
-            if space.fetches.ends_thread(idle_waits) {
+            Fetches::turn(&space);
+            idle_waits = if Fetches::len(&space) == 0 { idle_waits + 1 } else { 0 };
+            if Fetches::ends_thread(&space, idle_waits) {
                 return;
             }
             space.memory.wait(ticket, WAIT_ONCE);
         }
     };
     std::thread::Builder::new().name("aquifer-fetches".to_owned()).spawn(run).is_ok()
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "a process forks")]
+mod tests {
+    use std::cell::Cell;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Context;
+
+    use aquifer_test_support::skip;
+
+    use super::*;
+    use crate::{CloseError, Space, contexts};
+
+    const PAGE: usize = 4096;
+
+    /// A forked child waited for ever for a lock that another thread of its parent had when it forked.
+    #[test]
+    fn a_forked_child_does_not_wait_for_the_list() {
+        if let Err(why) = crate::probe() {
+            return skip(why);
+        }
+        // The fetches are under way for as long as the test needs.
+        let tier = "failing:every=1,on=read,times=0,delay=300ms:dram:size=64MiB";
+        let space = Space::builder().dram("16MiB").tier(tier).block_size("4KiB").open().expect("it can be opened");
+        let mut mapping = space.map(1 << 20).expect("it can be mapped");
+        mapping.write(0, &[7; 2 * PAGE]).expect("there is room");
+        while mapping.ready(0..1) || mapping.ready(PAGE..PAGE + 1) {
+            mapping.evict(0..2 * PAGE).expect("a hint");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        let mut polled = pin!(mapping.fetch(0..PAGE));
+        let mut dropped = Box::pin(mapping.fetch(PAGE..2 * PAGE));
+        assert!(polled.as_mut().poll(&mut context).is_pending() && dropped.as_mut().poll(&mut context).is_pending());
+
+        let list = Fetches::list(&space.shared);
+        // SAFETY: the child calls this library and the standard library only, and ends by _exit(2); glibc lets a child
+        // allocate.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: SIGALRM ends a child that waits.
+            unsafe { libc::alarm(20) };
+            std::mem::forget(list);
+            drop(dropped);
+            let is_told = polled.as_mut().poll(&mut context) == Poll::Ready(Err(Error::Forked));
+            let is_open = space.clone().close() == Err(CloseError::InUse);
+            let (mapping, told) = (&mapping, &Cell::new(0));
+            let lookups = (0..2).map(|index| async move {
+                let outcome = match index {
+                    0 => mapping.fetch(0..PAGE).await,
+                    _ => mapping.copy(0, &mut [0; 8]).await,
+                };
+                told.set(told.get() + u32::from(outcome == Err(Error::Forked)));
+            });
+            contexts::run(&space, lookups);
+            let status = i32::from(!is_told) + 2 * i32::from(!is_open) + 4 * i32::from(told.get() != 2);
+            // SAFETY: ends the child without running what the parent has registered.
+            unsafe { libc::_exit(status) };
+        }
+        assert!(child > 0);
+        drop(list);
+        let mut status = 0;
+        // SAFETY: waitpid(2) writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "ended by signal {}", libc::WTERMSIG(status));
+        assert_eq!(libc::WEXITSTATUS(status), 0, "1: not told, 2: closed, 4: contexts");
+    }
 }

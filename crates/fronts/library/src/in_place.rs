@@ -109,13 +109,11 @@ impl Future for Copying<'_, '_> {
                         continue;
                     }
                     inner.memory.check()?;
-                    this.step = match ExecutorReads::current(&inner.space) {
-                        Some(reads) => {
-                            let number = reads.ask(inner.memory.page_at(at), context.waker());
-                            Step::Executor(reads, number)
-                        }
-                        None => Step::Fetch(this.mapping.fetch(at..at + len)),
-                    };
+                    let asked = ExecutorReads::current(&inner.space).and_then(|reads| {
+                        let number = reads.ask(inner.memory.page_at(at), context.waker())?;
+                        Some(Step::Executor(reads, number))
+                    });
+                    this.step = asked.unwrap_or_else(|| Step::Fetch(this.mapping.fetch(at..at + len)));
                     if let Step::Executor(..) = this.step {
                         return Poll::Pending;
                     }

@@ -262,9 +262,10 @@ impl Mapping {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::Pinned`] if any block of the range is pinned; [`Error::Lost`] if only a part of a
-    /// lost block is in the range ([`status`](Self::status) shows whole ones); also [`Error::OutOfRange`],
-    /// [`Error::EmptyRange`], [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].
+    /// [`Error::Unaligned`]; [`Error::Pinned`] if any block of the range is pinned; in a space with a
+    /// [block size](crate::Builder::block_size) of its own, [`Error::Lost`] if only a part of a lost block is in the
+    /// range ([`status`](Self::status) shows whole ones); also [`Error::OutOfRange`], [`Error::EmptyRange`],
+    /// [`Error::NoRoom`], [`Error::Ended`], [`Error::Forked`].
     pub fn discard(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         self.discard_bytes(range)
     }

@@ -141,7 +141,7 @@ impl Space {
                 Err(shared) => shared,
             };
             // Apart from a mapping, a pin or a clone, only this thread can still be using the space.
-            if !shared.fetches.has_thread() || started.elapsed() > CLOSE_WAIT_MAX {
+            if !Fetches::has_thread(&shared) || started.elapsed() > CLOSE_WAIT_MAX {
                 return Err(CloseError::InUse);
             }
             std::thread::sleep(CLOSE_WAIT_ONCE);

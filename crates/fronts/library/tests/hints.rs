@@ -193,3 +193,35 @@ fn reads_in_place_leave_memory_where_it_is_until_the_second() {
     assert!(mapping.ready(2 * PAGE..3 * PAGE));
     assert_eq!(read(2 * PAGE), 0);
 }
+
+/// As many pins as the documents allow. The defect: with 512 of them, every call that copies found no place for its own
+/// pin, waited five seconds for one, and was refused.
+#[test]
+fn calls_find_room_beside_as_many_pins_as_there_can_be() {
+    const PINS: usize = 1024;
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=64MiB", "4KiB");
+    let mut mapping = filled(&space, 24 * MIB, 3);
+    let hints = mapping.hints();
+    let pins: Vec<_> = (0..PINS).map(|index| hints.pin(index * PAGE..index * PAGE + 8).expect("a pin")).collect();
+    let bytes_max = space.pin_bytes_max();
+    assert_eq!(hints.pin(PINS * PAGE..PINS * PAGE + 8).err(), Some(Error::PinnedTooMuch { bytes_max }));
+    let started = std::time::Instant::now();
+    let mut found = [0; 8];
+    for at in (PINS * PAGE..24 * MIB).step_by(MIB) {
+        mapping.read(at, &mut found).unwrap();
+        assert_eq!(u64::from_ne_bytes(found), at as u64 / 8 * 3);
+        mapping.write(at + PAGE, &[1; 8]).unwrap();
+        mapping.write_in_place(at + PAGE + 8, &[2; 8]).unwrap();
+        mapping.read_in_place(at + PAGE, &mut found).unwrap();
+        assert_eq!(found, [1; 8]);
+        mapping.gather(8, &[at / 8 + 1, (at + PAGE) / 8 + 1], &mut [0; 16]).unwrap();
+        mapping.discard(at + 2 * PAGE..at + 4 * PAGE).unwrap();
+        mapping.evict(at..at + MIB / 2).unwrap();
+    }
+    assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    drop(pins);
+    drop(mapping.pin(0..8).unwrap());
+}

@@ -266,3 +266,35 @@ fn a_slow_tier_holds_up_nobody_who_does_not_need_it() {
     );
     assert_eq!(order.borrow()[..2], [1, 3]);
 }
+
+/// Blocks adapt their size, so that a part of a lost one can be used again. The defect: a discard of a part was an
+/// error.
+#[test]
+fn a_part_of_a_lost_block_can_be_discarded_and_used_again() {
+    if !can_run() {
+        return;
+    }
+    let space = space("failing:after=20,on=read:dram:size=64MiB", "auto");
+    let mut mapping = filled(&space, 40 * MIB, 3);
+    let mut word = [0; 8];
+    let at = (0..40 * MIB).step_by(MIB / 8).find(|at| mapping.read(*at, &mut word) == Err(Error::Lost));
+    let at = at.expect("the tier fails");
+    let runs = mapping.status(at..at + MIB / 8).unwrap();
+    let lost = runs.iter().find(|run| run.status == Status::Lost).expect("it was lost").range.clone();
+    assert!(lost.len() >= 4 * PAGE, "{runs:?}");
+    let page = lost.start + PAGE..lost.start + 2 * PAGE;
+    mapping.discard(page.clone()).unwrap();
+    let mut found = [1; PAGE];
+    mapping.read(page.start, &mut found).unwrap();
+    assert_eq!(found, [0; PAGE]);
+    mapping.write(page.start, &[7; 8]).unwrap();
+    assert_eq!(mapping.view::<u8>(page.start..page.start + 9).unwrap(), [7, 7, 7, 7, 7, 7, 7, 7, 0]);
+    for other in lost.clone().step_by(PAGE).filter(|at| !page.contains(at)) {
+        assert_eq!(mapping.read(other, &mut word), Err(Error::Lost), "at {other:#x} of {lost:?}");
+    }
+    // A part on either side of it, and what is left of the block.
+    mapping.discard(lost.start..page.start).unwrap();
+    mapping.discard(page.end..lost.end).unwrap();
+    mapping.view_mut::<u8>(lost.clone()).unwrap().fill(9);
+    assert!(mapping.view::<u8>(lost).unwrap().iter().all(|byte| *byte == 9));
+}

@@ -29,11 +29,13 @@ use aquifer_core::policy::PolicyName;
 use aquifer_core::units::{Order, PAGE_BYTES, PageIndex, REGION_BYTES, ThreadIndex};
 use aquifer_driver::{Access, Brought, Discard, Fatal, discard};
 use aquifer_stats::{Counters, Snapshot};
+use aquifer_sys::made_in::MadeIn;
 use aquifer_sys::memory::{advise, map_anonymous, unmap};
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 use aquifer_sys::uffd::mode;
+use aquifer_sys::uring;
 use aquifer_tiers::Tier;
 
 use crate::abort::abort;
@@ -101,9 +103,7 @@ pub struct MemorySpace {
     /// `None` once the space has ended.
     listed: Option<Listed>,
     /// The process that has opened the space.
-    process: u32,
-    /// What [`spaces::forks`] was then.
-    forks: u32,
+    made_in: MadeIn,
     in_place: InPlace,
     scratch_queues: ScratchQueues,
 }
@@ -118,6 +118,8 @@ impl MemorySpace {
             return Err(OpenFailure::LargeBudget);
         }
         let _blocked = Blocked::all();
+        let made_in =
+            MadeIn::this_process().map_err(|errno| OpenFailure::Memory(std::io::Error::from_raw_os_error(errno.0)))?;
         let counters = Arc::new(Counters::create().map_err(OpenFailure::Memory)?);
         let family = Family::of_one(slabs_of(&*settings.tier))
             .map_err(|errno| OpenFailure::Memory(std::io::Error::from_raw_os_error(errno.0)))?;
@@ -154,8 +156,7 @@ impl MemorySpace {
             Ok(listed) => Ok(MemorySpace {
                 pager,
                 listed: Some(listed),
-                process: std::process::id(),
-                forks: spaces::forks(),
+                made_in,
                 in_place: InPlace::default(),
                 scratch_queues: ScratchQueues::default(),
             }),
@@ -212,8 +213,10 @@ impl MemorySpace {
 
     fn end(&mut self) -> Result<(), StillInUse> {
         let Some(listed) = self.listed.take() else { return Ok(()) };
-        if self.process != std::process::id() {
-            // In a forked child this value is only a copy, and there is nothing to end.
+        if self.is_forked() {
+            // This value is only a copy, and there is nothing to end.
+            self.in_place.leave();
+            self.scratch_queues.leave();
             return Ok(());
         }
         self.scratch_queues.close();
@@ -234,9 +237,20 @@ impl MemorySpace {
         self.listed.as_ref().expect("only `end` takes it")
     }
 
+    /// Whether this process is a forked child, and the space its parent's. Costs two loads. In a child, a lock may be
+    /// held for ever by a thread that the child does not have: so ask this before taking one.
+    pub fn is_forked(&self) -> bool {
+        !self.made_in.is_this_process()
+    }
+
+    /// The process that has opened the space.
+    pub fn made_in(&self) -> MadeIn {
+        self.made_in
+    }
+
     /// The failure that every call on the space returns from now on, if there is one.
     pub fn check(&self) -> Result<(), SpaceFailure> {
-        if self.forks != spaces::forks() {
+        if self.is_forked() {
             return Err(SpaceFailure::Forked);
         }
         self.pager.failure().map_or(Ok(()), |fatal| Err(SpaceFailure::Ended(fatal)))
@@ -436,25 +450,28 @@ impl Mapping<'_> {
             return Ok(());
         }
         let end = end.next_multiple_of(page);
-        // The rest of a block that is cut must be in DRAM, which can fail: better now than half way.
-        let _first = self.pin_if_cut(at, at..end)?;
-        let _last = self.pin_if_cut(end - page, at..end)?;
+        // What is left of a block must be in DRAM, which can fail: better now than half way.
+        let _first = self.pin_what_is_left(at, at..end)?;
+        let _last = self.pin_what_is_left(end - page, at..end)?;
         self.discard_pages(at, end - at)
     }
 
-    /// Pins the block of the page at `at`, if it has contents and only a part of it is in the range.
-    fn pin_if_cut(&self, at: usize, range: Range<usize>) -> Result<Option<Pinned<'_>>, SpaceFailure> {
+    /// Pins the block of the page at `at`, if a discard of the range leaves contents in it.
+    fn pin_what_is_left(&self, at: usize, range: Range<usize>) -> Result<Option<Pinned<'_>>, SpaceFailure> {
         let start = self.start.as_ptr() as usize;
-        let is_cut = {
+        let is_left = || {
             let _blocked = Blocked::all();
-            let engine = self.space.pager.undivided().engine();
-            engine.map().find(PageIndex::at(start + at)).is_some_and(|block| {
-                let within = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
-                let is_whole = engine.map().pages(block).are_within(within.0, within.1);
-                !is_whole && engine.map().block(block).state != State::Empty
-            })
+            let (first, last) = (PageIndex::at(start + range.start), PageIndex::end_at(start + range.end));
+            self.space.pager.undivided().engine().leaves_part(PageIndex::at(start + at), first, last)
         };
-        if is_cut { self.pin(start + at, 1, Access::Write).map(Some) } else { Ok(None) }
+        if !is_left() {
+            return Ok(None);
+        }
+        match self.pin(start + at, 1, Access::Write) {
+            // The tier lost it just now.
+            Err(SpaceFailure::Lost) if !is_left() => Ok(None),
+            pinned => pinned.map(Some),
+        }
     }
 
     fn discard_pages(&self, at: usize, len: usize) -> Result<(), SpaceFailure> {
@@ -473,7 +490,7 @@ impl Mapping<'_> {
     }
 
     fn end(&self) -> Result<(), SpaceFailure> {
-        if self.space.process != std::process::id() {
+        if self.space.is_forked() {
             return Ok(());
         }
         let (start, len) = (self.start.as_ptr() as usize, self.mapped);
@@ -543,6 +560,7 @@ fn forget_in_children() {
     static REGISTERED: Once = Once::new();
     extern "C" fn in_child() {
         fault_stacks::reset_in_child();
+        uring::close_inherited();
         spaces::forget_all(|pager| {
             if pager.give_up_in_child().is_err() {
                 abort(&["a forked process cannot give up its parent's descriptors; raise its limits (ulimit -a)"]);

@@ -367,10 +367,9 @@ impl Pager {
     fn unpin(&self, of: usize, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
-        for index in 0..self.pins.known().len() {
+        for (index, slot) in self.pins.lasting() {
             let (from, to) = self.pins.covered(index);
-            let owner = self.pins.slots[index].owner.load(Ordering::SeqCst);
-            if owner != of || from >= end || to <= start {
+            if slot.owner.load(Ordering::SeqCst) != of || from >= end || to <= start {
                 continue;
             }
             let claim = |(from, to)| self.pins.claim(of, 0, from, to, self.weight(from, to)).is_some();
@@ -416,7 +415,8 @@ impl Pager {
     }
 
     fn owned_by(&self, owner: usize) -> impl Iterator<Item = &PinSlot> {
-        self.pins.known().iter().filter(move |slot| slot.owner.load(Ordering::SeqCst) == owner)
+        let lasting = self.pins.lasting().map(|(_, slot)| slot);
+        lasting.filter(move |slot| slot.owner.load(Ordering::SeqCst) == owner)
     }
 }
 

@@ -46,8 +46,6 @@ static ENTRIES: [Entry; SPACES_MAX] =
 
 /// The table's first byte; null until the first space is opened. Never unmapped.
 static TABLE: AtomicPtr<AtomicU8> = AtomicPtr::new(null_mut());
-/// The number of calls to fork(3) between the process that first opened a space and this one.
-static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Held while the table is mapped or an entry is taken.
 static CHANGING: Mutex<()> = Mutex::new(());
 
@@ -160,14 +158,8 @@ impl Drop for Use {
     }
 }
 
-/// A number that changes in a forked child: spaces that were opened under another number are a parent's.
-pub(crate) fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
 /// After fork(2), in the child, which has none of its parent's spaces. Calls `each` with every space of the parent.
 pub(crate) fn forget_all(mut each: impl FnMut(&Pager)) {
-    FORKS.fetch_add(1, Ordering::Relaxed);
     for entry in &ENTRIES {
         let pager = entry.pager.swap(null_mut(), Ordering::AcqRel);
         entry.users.store(0, Ordering::Release);

@@ -12,6 +12,7 @@ mod common;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aquifer_core::engine::Advice;
 use aquifer_core::units::Order;
 use aquifer_pager::memory_space::{DRAM_BYTES_MIN, MemorySpace, OpenFailure, SpaceFailure, SpaceSettings};
 use aquifer_stats::{Counter, Gauge};
@@ -197,6 +198,42 @@ fn a_space_never_waits_for_another() {
     });
     // A pass has some 80 fetches. With a lock in common, each could wait 100 ms.
     assert!(passes >= 4, "24 MiB were read {passes} times during {SLOW_READS} slow reads");
+}
+
+/// A thread that reads or writes pins memory for some microseconds. The defect: another thread's advice about that
+/// memory, or its discard, was then refused as if the memory had been pinned for long.
+#[test]
+fn the_pins_of_other_threads_calls_refuse_neither_advice_nor_a_discard() {
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=64MiB");
+    let mapping = space.map(2 * MIB).unwrap();
+    fill(&mapping, 1);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut found = vec![0; MIB];
+                while !is_over.load(Ordering::Relaxed) {
+                    mapping.read(0, &mut found).unwrap();
+                }
+            });
+        }
+        let mut outcomes = Vec::new();
+        for _ in 0..500 {
+            outcomes.extend([Advice::Cold, Advice::PageOut].map(|advice| mapping.advise(0, MIB, advice)));
+            outcomes.push(mapping.discard_part(0, MIB));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(outcomes.iter().all(Result::is_ok), "{:?}", outcomes.iter().find(|outcome| outcome.is_err()));
+    });
+    let pin = mapping.pin_for_long(PAGE, 8).unwrap();
+    for refused in [mapping.advise(0, MIB, Advice::PageOut), mapping.discard_part(0, MIB)] {
+        assert_eq!(refused, Err(SpaceFailure::Pinned));
+    }
+    drop(pin);
+    mapping.advise(0, MIB, Advice::PageOut).unwrap();
 }
 
 /// A forked child reaches the memory of its parent's spaces neither by address nor by a descriptor. It may have a

@@ -22,11 +22,12 @@ pub fn has_virtual_machine() -> bool {
     any_is(b"anon_inode:kvm-vm")
 }
 
+/// Whether this descriptor, at most five digits long, has this name of at most [`NAME_BYTES_MAX`] bytes.
 pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
-    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0";
-    let digits = [1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
-    let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
-    path[21..25 - skip].copy_from_slice(&digits[skip..]);
+    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0";
+    let digits = [10_000, 1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
+    let skip = digits.iter().take(4).take_while(|digit| **digit == b'0').count();
+    path[21..26 - skip].copy_from_slice(&digits[skip..]);
     // One byte more than the longest name: a longer name does not match.
     let mut target = [0u8; NAME_BYTES_MAX + 1];
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];

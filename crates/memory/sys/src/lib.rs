@@ -22,6 +22,7 @@ pub mod futex;
 pub mod lent_memory;
 pub mod lifeline;
 pub mod liveness;
+pub mod made_in;
 pub mod mapped_file;
 pub mod mctp_socket;
 pub mod memory;

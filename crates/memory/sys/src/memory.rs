@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::FrameBuffer;
+use crate::made_in::MadeIn;
 use crate::raw::{Errno, syscall};
 
 /// `MADV_POPULATE_WRITE`, since Linux 5.14.
@@ -24,13 +25,15 @@ pub static OWN_STACKS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of buffers that this library has from the kernel beside its heap.
 pub static OWN_BUFFER_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// A reserved range of private anonymous memory. Pages are allocated on touch.
+/// A reserved range of private anonymous memory. Pages are allocated on touch. A forked child does not have the memory,
+/// and dropping the child's copy of this value unmaps nothing.
 #[derive(Debug)]
 pub struct Reserved {
     /// The mapping, part of which only aligns the range.
     mapped: usize,
     start: NonNull<u8>,
     len: usize,
+    made_in: MadeIn,
 }
 
 /// The alignment of a reserved range, and how much more is mapped for it.
@@ -44,9 +47,11 @@ unsafe impl Sync for Reserved {}
 impl Reserved {
     /// Reserves `len` bytes, aligned to 2 MiB, without huge pages.
     pub fn new(len: usize) -> Result<Self, Errno> {
+        let made_in = MadeIn::this_process()?;
         let mapped = map_anonymous(len + RESERVED_ALIGN)?;
         let start = mapped.next_multiple_of(RESERVED_ALIGN);
-        let range = Self { mapped, start: NonNull::new(start as *mut u8).expect("mmap does not return null"), len };
+        let first = NonNull::new(start as *mut u8).expect("mmap does not return null");
+        let range = Self { mapped, start: first, len, made_in };
         advise(start, len, libc::MADV_NOHUGEPAGE)?;
         // A forked child does not need frames, and must not share their pages: shared pages cannot move.
         advise(start, len, libc::MADV_DONTFORK)?;
@@ -58,7 +63,8 @@ impl Reserved {
         self.start.as_ptr() as usize
     }
 
-    /// Resets the whole range: no pages, no registration, no page tables.
+    /// Resets the whole range: no pages, no registration, no page tables. A forked child has memory there, too, from
+    /// then on, and keeps it until it ends.
     ///
     /// # Safety
     /// The contents are lost. Nothing may rely on them, and no buffer of the range may exist.
@@ -95,8 +101,11 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and the contract of `buffer` says that no buffer outlives it.
-        let _ = unsafe { unmap(self.mapped, self.len + RESERVED_ALIGN) };
+        // In a forked child something else may be mapped there.
+        if self.made_in.is_this_process() {
+            // SAFETY: this value owns the mapping, and the contract of `buffer` says that no buffer outlives it.
+            let _ = unsafe { unmap(self.mapped, self.len + RESERVED_ALIGN) };
+        }
     }
 }
 
@@ -357,5 +366,27 @@ mod tests {
         assert_eq!(taken, Ok(start));
         let second = map_apart(1 << 20).expect("addresses");
         assert!(distance(second) >= APART_BELOW_BYTES - (1 << 30), "{second:#x} is too near");
+    }
+    /// The defect: a forked child unmapped what it had mapped itself where its parent's memory had been.
+    #[test]
+    fn a_forked_child_unmaps_nothing_of_its_own() {
+        let mut range = Some(Reserved::new(4096).expect("addresses"));
+        let start = range.as_ref().expect("it was made").address();
+        // SAFETY: the child maps and drops memory, and ends by exit_group(2).
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let args = [start, 4096, libc::PROT_READ as usize, flags as usize, usize::MAX, 0];
+            // SAFETY: a new mapping that replaces none.
+            let own = unsafe { syscall(libc::SYS_mmap, args) };
+            drop(range.take());
+            let is_mapped = resident_pages(start, 1).is_ok();
+            crate::raw::exit_process(i32::from(own != Ok(start)) + 2 * i32::from(!is_mapped));
+        }
+        let mut status = 0;
+        // SAFETY: waitpid(2) writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "2: it was unmapped");
     }
 }

@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
+use crate::thread_slot;
 
 /// Each number below this has a bit. Aquifer uses far fewer: a pager has twelve, and each of up to four levels of a
 /// chain has a dozen connections to each of up to 63 donors. Most programs may not open as many, either.
@@ -254,6 +255,7 @@ pub fn leave_the_programs() {
     // The two highest numbers, which no descriptor has: the call serves only to make the table the thread's own.
     let own: Result<(), Errno> = closes(u32::MAX - 1, u32::MAX, CLOSE_RANGE_UNSHARE);
     if own.is_ok() {
+        thread_slot::set_own_descriptors();
         let _ = closes(0, STANDARD_ERROR as u32 - 1, 0);
         let _ = around(STANDARD_ERROR as u32 + 1, u32::MAX, false, |first, last| closes(first, last, 0));
         if let Ok(number) = u32::try_from(left_behind()) {
@@ -269,7 +271,9 @@ pub fn leave_everything() {
     let args = [STANDARD_ERROR as usize + 1, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
     // SAFETY: close_range(2) accesses no memory. It makes the table the thread's own before it closes, or does neither;
     // and nothing on this thread owns any of these descriptors.
-    let _ = unsafe { syscall(libc::SYS_close_range, args) };
+    if unsafe { syscall(libc::SYS_close_range, args) }.is_ok() {
+        thread_slot::set_own_descriptors();
+    }
 }
 
 #[cfg(test)]

@@ -56,6 +56,8 @@ struct Words {
     waits_failed: u32,
     /// The calls in progress that copy the process; none at first.
     forks: Forks,
+    /// 1 if the thread has a table of descriptors of its own.
+    own_descriptors: u32,
     /// The number that [`set_environment`] stored for this thread; zero at first.
     environment: usize,
 }
@@ -220,6 +222,18 @@ pub fn forks() -> Forks {
 pub fn set_forks(forks: Forks) {
     // SAFETY: as in `index`.
     unsafe { (*words()).forks = forks }
+}
+
+/// Whether [`set_own_descriptors`] was called on this thread.
+pub(crate) fn has_own_descriptors() -> bool {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).own_descriptors != 0 }
+}
+
+/// Notes that this thread has left the program's table of descriptors.
+pub(crate) fn set_own_descriptors() {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).own_descriptors = 1 }
 }
 
 /// The number that [`set_environment`] stored for this thread; zero at first. A child of vfork(2) shares it.

@@ -10,7 +10,8 @@
 //! ring waits for requests that the kernel is processing, then drops the buffers.
 //!
 //! Threads: one at a time (`&mut self`); may be moved between threads. Allocates in [`Ring::new`] only. A forked child
-//! must not touch a ring of its parent: its memory is not inherited (`dontfork`).
+//! must not touch a ring of its parent: its memory is not inherited (`dontfork`). It may drop its copy, which does
+//! nothing, and closes its copy of the descriptor by [`close_inherited`].
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -22,6 +23,11 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::frame_buffer::FrameBuffer;
 use crate::liveness;
+use crate::made_in::OfProcess;
+
+mod inherited;
+
+pub use self::inherited::close_inherited;
 
 /// Maximum number of requests in flight on one ring. The kernel allows 32768; a disk is saturated far below this.
 pub const DEPTH_MAX: u32 = 4096;
@@ -80,7 +86,7 @@ struct Transfer {
 
 /// Overlapping transfers between frames and one file.
 pub struct Ring {
-    ring: IoUring,
+    ring: OfProcess<IoUring>,
     /// One slot per request in flight; its index is the kernel's `user_data`.
     slots: Box<[Option<Transfer>]>,
     free: Vec<u32>,
@@ -101,12 +107,14 @@ impl Ring {
     pub fn new(file: Arc<dyn AsFd + Send + Sync>, depth: u32) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
+        let ring = OfProcess::new(ring).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         // The file is not registered: the kernel dismantles the ring of an ended process later, in one of its own
         // workers, and would keep the file open until then, with all of its space. A request keeps it open while it is
         // in flight.
         if let Some(descriptor) = liveness::descriptor() {
             ring.submitter().register_files(&[descriptor])?;
         }
+        inherited::opened(ring.as_raw_fd());
         let capacity = depth as usize;
         Ok(Ring {
             ring,
@@ -285,6 +293,17 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        // A forked child has neither the ring's memory nor, by now, its descriptor. Other things may have their places.
+        if self.ring.is_this_process() {
+            self.settle();
+            inherited::closes(self.ring.as_raw_fd());
+        }
+    }
+}
+
+impl Ring {
+    /// Waits until the kernel writes into no frame of the ring any more, and lets go of the registered file.
+    fn settle(&mut self) {
         // Entries still in the submission queue have never been seen by the kernel, and are not submitted.
         while self.started > 0 {
             while self.ring.completion().next().is_some() {

@@ -71,7 +71,7 @@ impl Engine {
             if self.map.pages(block).are_within(start, end) {
                 self.forget(block);
                 regions.push(self.map.region_index(block));
-            } else if self.settings.elastic && self.map.block(block).state == State::Poisoned {
+            } else if self.cuts_lost(block) {
                 self.forget_part(block, start, end);
             } else {
                 // Some of its pages read as zeros from now on, so it differs from the tier's copy. Its other pages stay
@@ -82,6 +82,20 @@ impl Engine {
         regions.dedup();
         regions.into_iter().filter_map(|region| self.map.release_slab(region)).for_each(freed);
         DiscardStep::Done
+    }
+
+    /// Whether a discard of `start..end` leaves contents in the block of `page`: then the block must be resident first,
+    /// and stay so. A lost block has none, and is cut if blocks may change their size.
+    pub fn leaves_part(&self, page: PageIndex, start: PageIndex, end: PageIndex) -> bool {
+        self.map.find(page).is_some_and(|block| {
+            let is_whole = self.map.pages(block).are_within(start, end);
+            !is_whole && self.map.block(block).state != State::Empty && !self.cuts_lost(block)
+        })
+    }
+
+    /// Whether this block is lost, and a discard can empty a part of it.
+    fn cuts_lost(&self, block: BlockIndex) -> bool {
+        self.settings.elastic && self.map.block(block).state == State::Poisoned
     }
 
     /// What [`discard`](Self::discard) or, with `remove`, [`remove`](Self::remove) would return. Changes nothing.

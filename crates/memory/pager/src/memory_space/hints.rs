@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use aquifer_core::block::State;
 use aquifer_core::engine::{Advice, Arrived};
+use aquifer_core::map::Delivery;
 use aquifer_core::map::presence::Presence;
-use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::temperature::{Histogram, Temperature};
 use aquifer_core::units::{PAGE_BYTES, PageIndex, REGION_PAGES};
 use aquifer_driver::Access;
@@ -96,16 +96,15 @@ impl Mapping<'_> {
         &self.presence
     }
 
-    /// The failure that every call on the mapping returns from now on, if there is one. Costs two loads.
+    /// The failure that every call on the mapping returns from now on, if there is one. Costs a few loads.
     pub fn check(&self) -> Result<(), SpaceFailure> {
         self.space.check()
     }
 
-    /// Whether any block of the range is pinned.
+    /// Whether a [lasting pin](Self::pin_for_long) has any page of the range. The pins by which other threads read and
+    /// write do not count: they last for microseconds, and eviction leaves alone what they have.
     pub fn is_pinned(&self, at: usize, len: usize) -> bool {
-        let (first, last) = self.page_range(at, len);
-        let count = u32::try_from(last - first).unwrap_or(u32::MAX);
-        self.space.pager.pins.cover(Pages { start: first, count })
+        self.space.pager.is_kept(self.start.as_ptr() as usize + at, len)
     }
 
     /// Advises the space about a range. Returns at once; what follows is done in the background.

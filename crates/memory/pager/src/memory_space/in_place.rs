@@ -75,6 +75,12 @@ impl InPlace {
     pub(super) fn put(&self, scratch: Reserved) {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
+
+    /// In a forked child: leaves the parent's scratch pages alone. Not even their table may be dropped: another thread
+    /// may have been changing it when the parent forked.
+    pub(super) fn leave(&mut self) {
+        std::mem::forget(std::mem::take(self.scratch.get_mut().unwrap_or_else(PoisonError::into_inner)));
+    }
 }
 
 impl Mapping<'_> {

@@ -13,6 +13,8 @@
 //! Steps that cost as much as a read are shared by several pages: signals are blocked and unblocked once, with two
 //! system calls, and the engine's lock is taken once.
 //!
+//! A forked child has none of this: it gets no queue, and leaks its copies of its parent's.
+//!
 //! Threads: one at a time. Signals are blocked while the engine or the queue is used, but not while bytes are copied,
 //! because their destination may also be memory of a space and fault.
 
@@ -25,6 +27,7 @@ use aquifer_core::engine::Advice;
 use aquifer_core::guard;
 use aquifer_core::map::BlockMap;
 use aquifer_core::units::PageIndex;
+use aquifer_sys::made_in::OfProcess;
 use aquifer_sys::memory::Reserved;
 use aquifer_sys::signals::Blocked;
 use aquifer_tiers::{Operation, Request, Tier, TierQueue, Wait};
@@ -54,19 +57,19 @@ struct ScratchQueue {
 
 /// The idle queues of one space.
 #[derive(Default)]
-pub(super) struct ScratchQueues(Mutex<Vec<ScratchQueue>>);
+pub(super) struct ScratchQueues(Mutex<Vec<OfProcess<ScratchQueue>>>);
 
 impl ScratchQueues {
-    fn take(&self, tier: &dyn Tier) -> Option<ScratchQueue> {
+    fn take(&self, tier: &dyn Tier) -> Option<OfProcess<ScratchQueue>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.or_else(|| {
             let scratch = Reserved::new(DEPTH * PAGE).ok()?;
             let again = Vec::with_capacity(AGAIN_MAX + TOGETHER_MAX);
-            Some(ScratchQueue { queue: tier.open_queue(DEPTH as u32).ok()?, scratch, again })
+            OfProcess::new(ScratchQueue { queue: tier.open_queue(DEPTH as u32).ok()?, scratch, again }).ok()
         })
     }
 
-    fn put(&self, queue: ScratchQueue) {
+    fn put(&self, queue: OfProcess<ScratchQueue>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < KEPT_MAX {
             kept.push(queue);
@@ -76,6 +79,11 @@ impl ScratchQueues {
     /// Closes all queues.
     pub(super) fn close(&mut self) {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// In a forked child: leaves the parent's queues alone, as `InPlace::leave` leaves its scratch pages.
+    pub(super) fn leave(&mut self) {
+        std::mem::forget(std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }
 
@@ -145,7 +153,7 @@ struct Slot<U> {
 /// The reads of one thread. `U` identifies a user for the caller.
 pub struct PageReads<U> {
     /// `None` only during the drop.
-    base: Option<ScratchQueue>,
+    base: Option<OfProcess<ScratchQueue>>,
     /// The page in each scratch page: stored separately from the rest, because it is searched.
     pages: [PageIndex; DEPTH],
     slots: Box<[Slot<U>]>,
@@ -158,8 +166,11 @@ pub struct PageReads<U> {
 
 impl MemorySpace {
     /// Makes the reads of a thread. `None` if the tier gains nothing from overlapping requests, or cannot open another
-    /// queue.
+    /// queue, and in a forked child.
     pub fn page_reads<U: Copy>(&self) -> Option<PageReads<U>> {
+        if self.is_forked() {
+            return None;
+        }
         let tier = &*self.pager.tier;
         let base = self.scratch_queues.take(tier).filter(|_| tier.overlaps())?;
         let slot = || Slot { guard: 0, first: None, more: Vec::new(), has_arrived: false, holders: 0 };
@@ -175,9 +186,9 @@ impl MemorySpace {
         })
     }
 
-    /// Returns the queue to the space. Requests in flight end first.
+    /// Returns the queue to the space. Requests in flight end first. In a forked child, this only drops the value.
     pub fn end_page_reads<U: Copy>(&self, mut reads: PageReads<U>) {
-        let is_idle = reads.in_flight == 0;
+        let is_idle = reads.in_flight == 0 && !self.is_forked();
         // Dropping a queue with requests in flight waits for them.
         if let Some(base) = reads.base.take().filter(|_| is_idle) {
             self.scratch_queues.put(base);
@@ -261,7 +272,7 @@ impl<U: Copy> PageReads<U> {
             return true;
         }
         let Some(scratch) = self.free.pop() else { return false };
-        let Some(ScratchQueue { queue, scratch: pages, .. }) = &mut self.base else { return false };
+        let Some(ScratchQueue { queue, scratch: pages, .. }) = self.base.as_deref_mut() else { return false };
         // SAFETY: the scratch page is free, so no other buffer of it exists; the queue owns this one until it has
         // handed out the completion, and `ScratchQueue` drops the queue before the pages.
         let buffer = unsafe { pages.buffer(scratch * PAGE, PAGE) };

@@ -3,6 +3,9 @@
 
 //! The table of pins: a fixed number of slots, one per range, claimed and released by any thread.
 //!
+//! Calls and pins that outlive their call have slots of their own, so that neither can take those of the other: a
+//! program that has made every lasting pin there can be still makes calls.
+//!
 //! Does not allocate and takes no lock: a slot belongs to the thread that has changed its owner from zero.
 
 use std::sync::Arc;
@@ -16,11 +19,13 @@ use aquifer_sys::signal_stack;
 use super::known::Known;
 use super::threads::IN_RELEASE;
 
-/// Maximum number of pins at one time in the whole process. A choice: several for each of dozens of threads in system
-/// calls, and one for each of hundreds of threads with a stack or a signal stack in managed memory.
-const PINS_MAX: usize = 1024;
-/// The slots available to system calls. The rest are kept for memory that can only be pinned, not copied.
+/// The slots of calls: the first ones. A choice: several for each of dozens of threads in system calls.
 const CALL_SLOTS: usize = 512;
+/// The slots of pins that outlive their call: the others. A choice: one for each of hundreds of threads with a stack or
+/// a signal stack in managed memory. The documents of the library state this number.
+const LASTING_SLOTS: usize = 1024;
+/// Maximum number of pins at one time.
+const PINS_MAX: usize = CALL_SLOTS + LASTING_SLOTS;
 /// A call releases the pin of an earlier call of the same thread as abandoned if the earlier call's stack frame is at
 /// the same address as its own, or less than this many bytes below it.
 const ABANDONED_BYTES: usize = 256 << 10;
@@ -58,8 +63,10 @@ impl PinSlot {
 #[derive(Debug)]
 pub(crate) struct Pins {
     pub(super) slots: [PinSlot; PINS_MAX],
-    /// Slots from here on have never been used. Only grows.
-    ever_used: AtomicUsize,
+    /// Calls have never used slots from here on. Only grows.
+    calls_used: AtomicUsize,
+    /// Pins that outlive their call have never used slots from here on. Only grows.
+    lasting_used: AtomicUsize,
     pub(super) locked_pages: AtomicU64,
     pub(super) found: Known,
 }
@@ -69,7 +76,8 @@ impl Pins {
     pub(crate) fn new(changes: Arc<Changes>) -> Self {
         Self {
             slots: std::array::from_fn(|_| PinSlot::default()),
-            ever_used: AtomicUsize::new(0),
+            calls_used: AtomicUsize::new(0),
+            lasting_used: AtomicUsize::new(CALL_SLOTS),
             locked_pages: AtomicU64::new(0),
             found: Known::new(changes),
         }
@@ -79,12 +87,22 @@ impl Pins {
     pub(crate) fn cover(&self, pages: Pages) -> bool {
         // Pairs with `Mapping::pin_present`: the block of these pages was unpublished before, with relaxed stores.
         fence(Ordering::SeqCst);
-        self.known().iter().any(|slot| slot.overlaps(pages.start, pages.end()))
+        self.known().any(|(_, slot)| slot.overlaps(pages.start, pages.end()))
     }
 
-    /// The slots that may be in use.
-    pub(super) fn known(&self) -> &[PinSlot] {
-        &self.slots[..self.ever_used.load(Ordering::SeqCst)]
+    /// The slots that may be in use, with their indices.
+    pub(super) fn known(&self) -> impl Iterator<Item = (usize, &PinSlot)> {
+        self.of_calls().chain(self.lasting())
+    }
+
+    /// Those of calls.
+    fn of_calls(&self) -> impl Iterator<Item = (usize, &PinSlot)> {
+        self.slots[..self.calls_used.load(Ordering::SeqCst)].iter().enumerate()
+    }
+
+    /// Those of pins that outlive their call.
+    pub(super) fn lasting(&self) -> impl Iterator<Item = (usize, &PinSlot)> {
+        (CALL_SLOTS..).zip(&self.slots[CALL_SLOTS..self.lasting_used.load(Ordering::SeqCst)])
     }
 
     /// The sum of the pins that outlive their call. Pins of calls are summed over their slots instead, see
@@ -96,12 +114,8 @@ impl Pins {
     /// The pages that calls keep from eviction. A sum over the slots rather than a counter: a signal handler may jump
     /// out of a call at any instruction, which would leave a counter wrong for ever.
     pub(super) fn calls_pages(&self) -> u64 {
-        let count = self.ever_used.load(Ordering::SeqCst).min(CALL_SLOTS);
-        let weights = self.slots[..count].iter().filter(|slot| {
-            let owner = slot.owner.load(Ordering::SeqCst);
-            owner != 0 && !outlives_its_call(owner)
-        });
-        weights.map(|slot| slot.weight.load(Ordering::SeqCst)).sum()
+        let taken = self.of_calls().filter(|(_, slot)| slot.owner.load(Ordering::SeqCst) != 0);
+        taken.map(|(_, slot)| slot.weight.load(Ordering::SeqCst)).sum()
     }
 
     /// Claims a slot for `start..end`, which counts as `weight` pages. If the slot is a call's and a signal handler
@@ -119,13 +133,14 @@ impl Pins {
             slot.owner.load(Ordering::Relaxed) == 0
                 && slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok()
         };
-        let index = if outlives_its_call(owner) {
-            self.slots.iter().position(free)
+        let (first, slots, used) = if outlives_its_call(owner) {
+            (CALL_SLOTS, &self.slots[CALL_SLOTS..], &self.lasting_used)
         } else {
-            self.slots[..CALL_SLOTS].iter().position(free)
-        }?;
-        if self.ever_used.load(Ordering::SeqCst) <= index {
-            self.ever_used.fetch_max(index + 1, Ordering::SeqCst);
+            (0, &self.slots[..CALL_SLOTS], &self.calls_used)
+        };
+        let index = first + slots.iter().position(free)?;
+        if used.load(Ordering::SeqCst) <= index {
+            used.fetch_max(index + 1, Ordering::SeqCst);
         }
         let slot = &self.slots[index];
         slot.frame.store(frame, Ordering::SeqCst);
@@ -138,7 +153,7 @@ impl Pins {
 
     /// Calls `each` with every range that is pinned.
     pub(crate) fn each(&self, mut each: impl FnMut(PageIndex, PageIndex)) {
-        for (index, slot) in self.known().iter().enumerate() {
+        for (index, slot) in self.known() {
             if slot.owner.load(Ordering::SeqCst) != 0 {
                 let (start, end) = self.covered(index);
                 each(start, end);
@@ -184,7 +199,7 @@ impl Pins {
     /// After fork(2): `owner` is the only thread left, and memory locks are not inherited.
     pub(crate) fn keep_only(&self, owner: usize) {
         self.adopt_thread(owner);
-        for (index, slot) in self.known().iter().enumerate() {
+        for (index, slot) in self.known() {
             let other = slot.owner.load(Ordering::SeqCst);
             if !matches!(other, 0 | THREAD | STACK) && other != owner {
                 self.release(index);
@@ -196,7 +211,7 @@ impl Pins {
     /// `frame`, in the part of the stack that this call uses now. A handler on an alternate stack is no such call, even
     /// if that stack is a part of the thread's own one: it returns to the call that it interrupts.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
-        for (index, slot) in self.known().iter().enumerate() {
+        for (index, slot) in self.of_calls() {
             let other = slot.frame.load(Ordering::SeqCst);
             let is_below = frame.wrapping_sub(other) < ABANDONED_BYTES;
             if slot.owner.load(Ordering::SeqCst) == owner && is_below && !signal_stack::divides(frame, other) {
@@ -242,15 +257,20 @@ mod tests {
         assert_eq!(pins.calls_pages(), 0);
     }
 
+    /// The defect: 512 lasting pins took all the slots that a call could have.
     #[test]
-    fn slots_are_bounded() {
+    fn slots_are_bounded_and_lasting_pins_leave_those_of_calls() {
         let pins = Pins::new(Arc::default());
-        assert!((0..CALL_SLOTS).all(|_| pins.claim(7, 0, PageIndex(1), PageIndex(2), 1).is_some()));
-        assert!(pins.claim(7, 0, PageIndex(1), PageIndex(2), 1).is_none());
-        assert!((CALL_SLOTS..PINS_MAX).all(|_| pins.claim(LOCKED, 0, PageIndex(1), PageIndex(2), 1).is_some()));
-        assert!(pins.claim(LOCKED, 0, PageIndex(1), PageIndex(2), 1).is_none());
+        let claim = |owner| pins.claim(owner, 0, PageIndex(1), PageIndex(2), 1);
+        assert!((0..LASTING_SLOTS).all(|_| claim(LOCKED).is_some()));
+        assert!(claim(LOCKED).is_none() && claim(THREAD).is_none());
+        assert!((0..CALL_SLOTS).all(|_| claim(7).is_some()));
+        assert!(claim(7).is_none());
         let (calls, locked) = (pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst));
-        assert_eq!((calls, locked), (CALL_SLOTS as u64, (PINS_MAX - CALL_SLOTS) as u64));
+        assert_eq!((calls, locked), (CALL_SLOTS as u64, LASTING_SLOTS as u64));
+        pins.known().for_each(|(index, _)| pins.release(index));
+        assert!(!pins.cover(PAGES) && pins.known().count() == PINS_MAX);
+        assert_eq!((pins.calls_pages(), pins.locked_pages.load(Ordering::SeqCst)), (0, 0));
     }
 
     #[test]

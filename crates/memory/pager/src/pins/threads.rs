@@ -34,7 +34,7 @@ impl Pager {
     /// Transfers such a pin from the caller to a task that the caller has made by clone(2) and that shares this
     /// memory: a thread or a separate process.
     pub(crate) fn pass_pin(&self, index: usize, task: u32) {
-        self.pins.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
+        self.pins.slots[index].frame.store(task as usize | TASK, Ordering::SeqCst);
     }
 
     /// Releases a pin that [`pin_for_thread`](Self::pin_for_thread) made.
@@ -45,7 +45,7 @@ impl Pager {
 
 impl Pins {
     fn release_of_gone_threads(&self) {
-        for (index, slot) in self.known().iter().enumerate() {
+        for (index, slot) in self.lasting() {
             if slot.owner.load(Ordering::SeqCst) != THREAD {
                 continue;
             }
@@ -63,7 +63,7 @@ impl Pins {
     /// memory at `own`.
     pub(super) fn adopt_thread(&self, own: usize) {
         let page = PageIndex::at(own);
-        for slot in self.known().iter().filter(|slot| slot.owner.load(Ordering::SeqCst) == THREAD) {
+        for (_, slot) in self.lasting().filter(|(_, slot)| slot.owner.load(Ordering::SeqCst) == THREAD) {
             if slot.overlaps(page, page + 1) {
                 slot.frame.store(this_thread(), Ordering::SeqCst);
             }

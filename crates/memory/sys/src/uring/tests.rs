@@ -148,3 +148,32 @@ fn the_reason_for_absence_names_the_setting() {
     assert!(text(libc::EPERM, Some(0)).contains("seccomp"));
     assert!(text(libc::ENOSYS, None).contains("Linux 5.6"));
 }
+
+/// The defect: dropping a ring with requests in flight read memory that the child does not have.
+#[test]
+fn a_forked_child_drops_its_copy_of_a_ring_without_touching_it() {
+    let file = file(16 * PAGE);
+    let Some(ring) = ring(&file, 8) else { return };
+    let mut ring = Some(ring);
+    let own = ring.as_mut().expect("it was made");
+    (0..8).for_each(|tag| own.submit_read(buffer(0, PAGE), tag * 4096, tag).unwrap());
+    own.kick().unwrap();
+    let number = own.descriptor() as usize;
+    let is_ring = |number| crate::descriptors::is(number, b"anon_inode:[io_uring]");
+    assert!(is_ring(number));
+    // SAFETY: the child drops its copy of the ring and ends by exit_group(2).
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        close_inherited();
+        let is_closed = !is_ring(number);
+        drop(ring.take());
+        crate::raw::exit_process(i32::from(!is_closed));
+    }
+    let mut status = 0;
+    // SAFETY: waitpid(2) writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "ended by a signal, or the descriptor is open");
+    let own = ring.as_mut().expect("only the child has dropped it");
+    assert!(is_ring(number) && drain(own).iter().all(|f| f.outcome.is_ok() && f.buffer.bytes() == [5; PAGE]));
+}
