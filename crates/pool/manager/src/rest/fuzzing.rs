@@ -145,7 +145,7 @@ fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
         sessions.accounts.insert(name.to_owned(), account);
     }
     let (_, name, role) = SESSIONS.into_iter().find(|(_, _, role)| Some(*role) == wanted)?;
-    let who = Who { name: name.to_owned(), role, session: None };
+    let who = Who { name: name.to_owned(), role, account: sessions.accounts[name].etag(), session: None };
     let ((_, token), pending) = sessions.create(&who, now()).ok()?;
     sessions.take_over(pending);
     Some(token)

@@ -4,6 +4,7 @@
 //! What Redfish has no resource for: a summary of the state, declarations, plans, adoption, and the audit log.
 
 use aquifer_fabric::Declaration;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
@@ -69,8 +70,9 @@ pub(super) fn export(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 fn declaration(call: &Call<'_>) -> Result<Box<Declaration>, Problem> {
-    let value = call.body.get("Declaration").cloned().unwrap_or_default();
-    serde_json::from_value(value).map(Box::new).map_err(|error| {
+    let value = call.body.get("Declaration").unwrap_or(&Value::Null);
+    // Not from a copy, which would take as much memory again.
+    Declaration::deserialize(value).map(Box::new).map_err(|error| {
         Problem::value(
             "Declaration",
             format!("{error}; begin with an export: aquifer fabric export, or GET {PATH}/Declaration"),
