@@ -15,11 +15,13 @@
 //!   closed when they arrive, without a thread or a handshake.
 //! - When the number of borrowers' connections is at its limit, a newcomer replaces one that is idle. Its borrower
 //!   reconnects when it needs the connection.
+//! - A borrower with RDMA queue pairs is active without its connections, and the queue pairs end with the last of them.
+//!   So that one counts as idle only for a tenant that has less than its share, if its own tenant has more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
-use aquifer_wire::Refusal;
+use aquifer_wire::{BorrowerId, Refusal};
 
 use crate::counters::Peer;
 use crate::tenants::TenantId;
@@ -58,7 +60,8 @@ struct Stranger<C> {
 struct Member<C> {
     connection: C,
     tenant: TenantId,
-    /// Ending it would end more than a connection, so it is not ended for a newcomer.
+    who: BorrowerId,
+    /// Ending it would end the borrower's access to its memory, so it is not ended for a newcomer.
     is_pinned: bool,
 }
 
@@ -80,6 +83,8 @@ impl Failures {
 pub(crate) struct Admission<C> {
     strangers: BTreeMap<Number, Stranger<C>>,
     members: BTreeMap<Number, Member<C>>,
+    /// Borrowers of these members that have queue pairs.
+    paired: BTreeSet<BorrowerId>,
     /// The number of connections that were ended to make room, and whose threads have not noticed yet.
     departing: usize,
     failures: BTreeMap<Peer, Failures>,
@@ -100,6 +105,7 @@ impl<C: Occupant> Admission<C> {
         Admission {
             strangers: BTreeMap::new(),
             members: BTreeMap::new(),
+            paired: BTreeSet::new(),
             departing: 0,
             failures: BTreeMap::new(),
             next: 0,
@@ -169,13 +175,13 @@ impl<C: Occupant> Admission<C> {
         }
     }
 
-    /// A stranger has said who it is: makes it a borrower's connection of `tenant`, which may have `tenant_max` of
-    /// them. Returns a connection that has to be ended to make room for it.
+    /// A stranger has said who it is: makes it a connection of the borrower `who` of `tenant`, which may have
+    /// `tenant_max` of them. Returns a connection that has to be ended to make room for it.
     pub(crate) fn promote(
         &mut self,
         now_ms: u64,
         number: Number,
-        tenant: TenantId,
+        (tenant, who): (TenantId, BorrowerId),
         tenant_max: usize,
         is_pinned: bool,
     ) -> Result<Option<C>, Refusal> {
@@ -184,8 +190,29 @@ impl<C: Occupant> Admission<C> {
         let connection = stranger.connection.clone();
         let displaced = self.make_room(now_ms, tenant, tenant_max)?;
         self.strangers.remove(&number);
-        self.members.insert(number, Member { connection, tenant, is_pinned });
+        self.members.insert(number, Member { connection, tenant, who, is_pinned });
         Ok(displaced)
+    }
+
+    /// Records that a borrower has got a queue pair.
+    pub(crate) fn paired(&mut self, who: BorrowerId) {
+        if self.members.values().any(|member| member.who == who) {
+            self.paired.insert(who);
+        }
+    }
+
+    /// Whether a borrower's queue pairs would end with this connection.
+    fn has_pairs_alone(&self, member: &Member<C>) -> bool {
+        let is_only_one = || self.members.values().filter(|other| other.who == member.who).nth(1).is_none();
+        self.paired.contains(&member.who) && is_only_one()
+    }
+
+    fn remove_member(&mut self, number: Number) -> Option<Member<C>> {
+        let member = self.members.remove(&number)?;
+        if self.paired.contains(&member.who) && !self.members.values().any(|other| other.who == member.who) {
+            self.paired.remove(&member.who);
+        }
+        Some(member)
     }
 
     fn make_room(&mut self, now_ms: u64, tenant: TenantId, tenant_max: usize) -> Result<Option<C>, Refusal> {
@@ -205,24 +232,25 @@ impl<C: Occupant> Admission<C> {
             let idle_ms = now_ms.saturating_sub(since);
             let is_candidate = !member.is_pinned && (!is_tenant_full || member.tenant == tenant);
             let has_more = own < share && member.tenant != tenant && of(member.tenant) > share;
-            is_candidate && (idle_ms >= self.spare_after_ms || has_more)
+            is_candidate && (has_more || idle_ms >= self.spare_after_ms && !self.has_pairs_alone(member))
         };
         let idle = self
             .members
             .iter()
             .filter_map(|(number, member)| Some((member.connection.idle_since_ms()?, *number, member)));
-        let longest =
-            idle.filter(|(since, _, member)| may_go(member, *since)).min_by_key(|(since, number, _)| (*since, *number));
+        let longest = idle
+            .filter(|(since, _, member)| may_go(member, *since))
+            .min_by_key(|(since, number, member)| (self.has_pairs_alone(member), *since, *number));
         let number = longest.map(|(_, number, _)| number).ok_or(Refusal::TooManyConnections)?;
         self.departing += 1;
-        Ok(self.members.remove(&number).map(|member| member.connection))
+        Ok(self.remove_member(number).map(|member| member.connection))
     }
 
     /// Records that a connection's thread has ended.
     pub(crate) fn leave(&mut self, now_ms: u64, number: Number) {
         if let Some(stranger) = self.strangers.remove(&number) {
             self.failed(now_ms, stranger.origin);
-        } else if self.members.remove(&number).is_none() {
+        } else if self.remove_member(number).is_none() {
             self.departing = self.departing.saturating_sub(1);
         }
     }
@@ -288,6 +316,7 @@ mod tests {
 
     const ONE: TenantId = TenantId(1);
     const OTHER: TenantId = TenantId(2);
+    const WHO: BorrowerId = BorrowerId(1 << 64);
 
     fn host(last: u8) -> Peer {
         Peer::Host(IpAddr::from([10, 0, 0, last]))
@@ -309,7 +338,13 @@ mod tests {
     fn member(admission: &mut Admission<Idle>, now_ms: u64, tenant: TenantId) -> Result<Idle, Refusal> {
         let idle = Idle::default();
         let number = admission.enter(now_ms, host(1), now_ms + 100, idle.clone()).unwrap().number;
-        admission.promote(now_ms, number, tenant, 100, false).map(|_| idle)
+        admission.promote(now_ms, number, (tenant, BorrowerId(number.into())), 100, false).map(|_| idle)
+    }
+
+    /// A connection of this borrower that has been idle since 0.
+    fn idle(admission: &mut Admission<Idle>, tenant: TenantId, who: BorrowerId) -> Result<(), Refusal> {
+        let number = admission.enter(0, host(1), 100, Idle::new(Cell::new(Some(0)))).unwrap().number;
+        admission.promote(0, number, (tenant, who), 100, false).map(|_| ())
     }
 
     #[test]
@@ -325,7 +360,7 @@ mod tests {
             assert!(enter(&mut admission, 0, host(1)).displaced.is_some());
         }
         assert_eq!(admission.count(), STRANGERS_OF_ADDRESS_MAX + 1);
-        assert!(admission.promote(0, first, ONE, 100, false).is_ok(), "who speaks stays longest");
+        assert!(admission.promote(0, first, (ONE, WHO), 100, false).is_ok(), "who speaks stays longest");
         assert_eq!(admission.threads(), admission.count() + 3);
     }
 
@@ -387,13 +422,44 @@ mod tests {
         let mut admission = Admission::new(1, 0);
         let idle = Idle::new(Cell::new(Some(0)));
         let number = admission.enter(0, host(1), 100, idle).unwrap().number;
-        admission.promote(0, number, ONE, 100, true).unwrap();
+        admission.promote(0, number, (ONE, WHO), 100, true).unwrap();
         assert_eq!(member(&mut admission, 5000, OTHER), Err(Refusal::TooManyConnections));
         let mut admission = Admission::new(10, 1000);
         member(&mut admission, 0, ONE).unwrap();
         let number = enter(&mut admission, 0, host(1)).number;
-        assert!(admission.promote(0, number, ONE, 1, false).is_err());
+        assert!(admission.promote(0, number, (ONE, WHO), 1, false).is_err());
         let number = enter(&mut admission, 0, host(1)).number;
-        assert!(admission.promote(0, number, OTHER, 1, false).is_ok());
+        assert!(admission.promote(0, number, (OTHER, WHO), 1, false).is_ok());
+    }
+
+    /// At a donor with RDMA every connection was pinned, so one tenant could lock all others out.
+    #[test]
+    fn only_the_last_connection_of_a_borrower_with_queue_pairs_stays_however_idle() {
+        let mut admission = Admission::new(4, 1000);
+        (0..2).for_each(|_| idle(&mut admission, ONE, WHO).unwrap());
+        (10..12).for_each(|who| idle(&mut admission, OTHER, BorrowerId(who)).unwrap());
+        admission.paired(WHO);
+        // The one with queue pairs has two; the others have none.
+        (0..3).for_each(|_| _ = member(&mut admission, 1000, OTHER).unwrap());
+        assert_eq!(member(&mut admission, 9000, OTHER), Err(Refusal::TooManyConnections));
+        assert_eq!(admission.members.values().filter(|member| member.who == WHO).count(), 1);
+        assert_eq!(admission.paired.len(), 1);
+        let last = *admission.members.iter().find(|(_, member)| member.who == WHO).unwrap().0;
+        admission.leave(9000, last);
+        assert!(admission.paired.is_empty(), "its queue pairs end with it");
+        admission.paired(WHO);
+        assert!(admission.paired.is_empty(), "it is gone");
+    }
+
+    #[test]
+    fn queue_pairs_give_a_tenant_no_more_than_its_share() {
+        let mut admission = Admission::new(4, 1000);
+        for who in (0..4).map(BorrowerId) {
+            idle(&mut admission, ONE, who).unwrap();
+            admission.paired(who);
+        }
+        assert_eq!(member(&mut admission, 9000, ONE), Err(Refusal::TooManyConnections));
+        assert!(member(&mut admission, 9000, OTHER).is_ok() && member(&mut admission, 9000, OTHER).is_ok());
+        assert_eq!(member(&mut admission, 9000, OTHER), Err(Refusal::TooManyConnections), "each has half");
     }
 }

@@ -201,6 +201,9 @@ impl<'a> Connection<'a> {
                     Message::Error { refusal }
                 }
             };
+            if matches!(answer, Message::Paired { .. }) {
+                self.permit.paired(who);
+            }
             let max = if header.message == Message::Renew { NOTICES_AT_RENEWAL } else { NOTICES_AT_ONCE };
             let notified = self.notify(who, max);
             let body = if matches!(answer, Message::Found | Message::StatusReport) { &self.body[..] } else { &[] };
@@ -236,10 +239,10 @@ impl<'a> Connection<'a> {
         let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
         let tenant = self.know()?;
         let reservation = self.service.reservation_of(&tenant, borrower)?;
-        // Ending the connection would end a borrower on this machine, or RDMA access that bypasses the donor.
-        let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
+        // Ending the connection would end a borrower on this machine.
+        let is_pinned = self.channel.is_local();
         let connections_max = tenant.limits().connections.unwrap_or(usize::MAX);
-        self.permit.promote(tenant.id, connections_max, is_pinned)?;
+        self.permit.promote(tenant.id, self.service.own_name(&tenant.name, borrower), connections_max, is_pinned)?;
         if self.permit.shared().is_revoked(self.sender) {
             // Its certificate was revoked after the handshake.
             return Ok(None);

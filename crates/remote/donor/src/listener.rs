@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{Figure, Message, Refusal};
+use aquifer_wire::{BorrowerId, Figure, Message, Refusal};
 
 use crate::admission::{Admission, Admitted, Number};
 use crate::connection::{Connection, FrameSender};
@@ -147,13 +147,24 @@ impl Permit {
     }
 
     /// The stranger is a borrower now. Another connection may have to make room.
-    pub(crate) fn promote(&self, tenant: TenantId, tenant_max: usize, is_pinned: bool) -> Result<(), Refusal> {
+    pub(crate) fn promote(
+        &self,
+        tenant: TenantId,
+        who: BorrowerId,
+        tenant_max: usize,
+        is_pinned: bool,
+    ) -> Result<(), Refusal> {
         let now_ms = self.shared.now_ms();
-        let displaced = self.shared.admission().promote(now_ms, self.number, tenant, tenant_max, is_pinned)?;
+        let displaced = self.shared.admission().promote(now_ms, self.number, (tenant, who), tenant_max, is_pinned)?;
         if let Some(sender) = displaced {
             sender.shut();
         }
         Ok(())
+    }
+
+    /// A borrower has got a queue pair, which ends with its last connection.
+    pub(crate) fn paired(&self, who: BorrowerId) {
+        self.shared.admission().paired(who);
     }
 }
 

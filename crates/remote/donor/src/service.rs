@@ -196,7 +196,7 @@ impl Service {
     /// The identity of a borrower within this donor. No two tenants get the same one, whatever number they choose. The
     /// lower half is the borrower's own; the upper half, the tree, is shared by all borrowers of the tenant that name
     /// the same tree, within one reservation if they name one.
-    fn own_name(&self, tenant: &str, called: BorrowerId) -> BorrowerId {
+    pub(crate) fn own_name(&self, tenant: &str, called: BorrowerId) -> BorrowerId {
         let tree = self.names.hash_one((tenant, called.family()));
         BorrowerId(u128::from(tree) << 64 | called.0 & u128::from(u64::MAX))
     }

@@ -36,7 +36,8 @@
 //! | 5    | the number of slabs that the donor lends             |
 //! | 6    | the length of the text in bytes                      |
 //! | 7    | the token of the donor's reservation; 0 without one  |
-//! | 8–63 | the text: the address, a zero, the server name       |
+//! | 8    | the donor's incarnation; 0 before the first greeting |
+//! | 9–63 | the text: the address, a zero, the server name       |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -58,7 +59,8 @@ const PINS: usize = 4;
 const SLABS: usize = 5;
 const TEXT_BYTES: usize = 6;
 const RESERVATION: usize = 7;
-const TEXT: usize = 8;
+const INSTANCE: usize = 8;
+const TEXT: usize = 9;
 /// The longest text that a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
 
@@ -278,6 +280,13 @@ impl MemberTable {
         self.words.part(word..word + 1)
     }
 
+    /// The word with the incarnation of the donor that granted the leases of a seat. A process of the family that
+    /// connects later learns from it that the donor has been restarted since.
+    pub(super) fn instance(&self, seat: usize) -> Words {
+        let word = seat * SEAT_WORDS + INSTANCE;
+        self.words.part(word..word + 1)
+    }
+
     fn text(&self, seat: usize) -> Vec<u8> {
         let len = self.word(seat, TEXT_BYTES).load(Ordering::SeqCst).min(TEXT_BYTES_MAX as u64) as usize;
         let words = (TEXT..SEAT_WORDS).map(|word| self.word(seat, word).load(Ordering::SeqCst).to_le_bytes());
@@ -337,6 +346,7 @@ impl MemberTable {
         self.describe(seat, newcomer);
         self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
         self.word(seat, ORDINAL).store(u64::from(ordinal), Ordering::SeqCst);
+        self.word(seat, INSTANCE).store(0, Ordering::SeqCst);
         self.word(seat, TEXT_BYTES).store(text.len() as u64, Ordering::SeqCst);
         for (word, bytes) in (TEXT..).zip(text.chunks(size_of::<u64>())) {
             let mut padded = [0; size_of::<u64>()];

@@ -3,18 +3,19 @@
 
 //! Opens an array for a volume of the pool: its members change while programs run (`membership.rs`).
 //!
-//! To a donor, each member is a borrower. If a donor is several members of a volume, it has several borrowers, in trees
-//! whose numbers follow one another.
+//! To a donor, each member is a borrower: one for all related processes, which share its leases, even if each of them
+//! connects by itself because the member joined after they were forked. If a donor is several members of a volume, it
+//! has several borrowers, in trees whose numbers follow one another.
 //!
 //! May allocate, and waits for donors.
 
 use std::net::SocketAddr;
 
-use aquifer_sys::raw::Errno;
+use aquifer_sys::raw::{Errno, random};
 use aquifer_sys::words::Words;
 use aquifer_tier::{Newcomer, OpenFailure};
 use aquifer_tls::BorrowerFiles;
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{BorrowerId, SLAB_BYTES};
 
 use super::membership::{Admission, Connect, Reached};
 use super::{Array, MEMBERS_MAX, NAME, Shape, Store, layout};
@@ -34,6 +35,9 @@ const DONORS_LATER: usize = 24;
 struct Volume {
     files: Option<BorrowerFiles>,
     tree: u64,
+    /// The part of the borrowers' numbers that is drawn at random. Drawn before any fork(2), because related processes
+    /// share the leases of each member, and a donor grants a lease to one borrower.
+    own: u64,
     is_redundant: bool,
     /// The process that has opened the array.
     opener: u32,
@@ -51,7 +55,7 @@ impl Connect for Volume {
                 self.spares.count()
             )
         })?;
-        let offer = Offer::ask_on(taken.sockets(), address, &spec, self.is_redundant);
+        let offer = Offer::ask_on(taken.sockets(), address, &spec, self.who(ordinal), self.is_redundant);
         let offer = offer.map_err(|failure| failure.to_string())?;
         let is_opener = std::process::id() == self.opener;
         Ok(Reached {
@@ -70,6 +74,11 @@ impl Connect for Volume {
 }
 
 impl Volume {
+    /// The borrower that this member of its donor is.
+    fn who(&self, ordinal: u32) -> BorrowerId {
+        BorrowerId(u128::from(tree_of(self.tree, ordinal)) << 64 | u128::from(self.own))
+    }
+
     /// The address of a donor to which this process has sockets.
     fn resolve(&self, newcomer: &Newcomer) -> Result<SocketAddr, String> {
         let Newcomer { address, .. } = newcomer;
@@ -89,6 +98,11 @@ impl Volume {
     }
 }
 
+/// The tree of the borrower that this member of its donor is.
+fn tree_of(tree: u64, ordinal: u32) -> u64 {
+    tree.wrapping_add(ordinal.into())
+}
+
 fn donor(newcomer: &Newcomer, files: Option<&BorrowerFiles>, tree: u64, ordinal: u32) -> DonorSpec {
     let tls = |files: &BorrowerFiles| DonorSecurity::Tls { files: files.clone(), name: newcomer.server_name.clone() };
     DonorSpec {
@@ -96,7 +110,7 @@ fn donor(newcomer: &Newcomer, files: Option<&BorrowerFiles>, tree: u64, ordinal:
         size: None,
         security: files.map_or(DonorSecurity::Plain, tls),
         rdma: None,
-        tree: Some(tree.wrapping_add(ordinal.into())),
+        tree: Some(tree_of(tree, ordinal)),
         reservation: newcomer.reservation,
     }
 }
@@ -111,7 +125,8 @@ impl Array {
         let family = first.unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
         let spares = SpareSockets::new(family, (spec.members.len() + DONORS_LATER).min(MEMBERS_MAX));
         let is_redundant = shape.is_redundant();
-        let connect = Volume { files: spec.files.clone(), tree: spec.tree, is_redundant, opener, spares };
+        let own = random().map_err(|errno| system("drawing a random number", errno))?;
+        let connect = Volume { files: spec.files.clone(), tree: spec.tree, own, is_redundant, opener, spares };
         let words = MEMBERS_MAX * shape.ranges(slabs);
         let leases = Words::shared(words).map_err(no_table)?;
         let doubted = shape.is_cut().then(|| Words::shared(words)).transpose().map_err(no_table)?;
@@ -156,7 +171,51 @@ fn slabs_of(spec: &VolumeTierSpec, shape: Shape) -> Result<u32, BorrowFailure> {
     u32::try_from(wanted_bytes / SLAB_BYTES).map_err(|_| no_table(Errno(libc::ENOMEM)))
 }
 
-fn no_table(Errno(errno): Errno) -> BorrowFailure {
-    let source = std::io::Error::from_raw_os_error(errno);
-    OpenFailure::System { tier: NAME, what: "mapping the table of slabs", source }.into()
+fn no_table(errno: Errno) -> BorrowFailure {
+    system("mapping the table of slabs", errno)
+}
+
+fn system(what: &'static str, Errno(errno): Errno) -> BorrowFailure {
+    OpenFailure::System { tier: NAME, what, source: std::io::Error::from_raw_os_error(errno) }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use aquifer_tier::MemberKey;
+    use aquifer_wire::{HEADER_BYTES, Header, Message};
+
+    use super::*;
+
+    /// A slab that a related process had moved to a member that joined after fork(2) was lost, because its lease was
+    /// another borrower's.
+    #[test]
+    fn a_member_is_one_borrower_however_many_related_processes_reach_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = std::thread::spawn(move || {
+            let borrower = |_| {
+                let mut bytes = [0; HEADER_BYTES];
+                listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
+                let Message::Hello { borrower, .. } = Header::decode(&bytes).unwrap().message else { panic!("greets") };
+                borrower
+            };
+            [0; 3].map(borrower)
+        });
+        let spares = SpareSockets::new(address, 1);
+        let volume =
+            Volume { files: None, tree: 1 << 40, own: 77, is_redundant: false, opener: std::process::id(), spares };
+        let address = address.to_string();
+        let server_name = String::new();
+        let newcomer = Newcomer { key: MemberKey(1), address, server_name, weight: 1, slabs: 8, reservation: 9 };
+        // Related processes have the same `Volume`, and tell each other nothing.
+        for ordinal in [0, 0, 1] {
+            assert!(volume.reach(&newcomer, ordinal).is_err(), "it ends the connection");
+        }
+        let [one, again, other] = seen.join().unwrap();
+        assert_eq!(one, again);
+        assert_ne!(one.family(), other.family());
+    }
 }

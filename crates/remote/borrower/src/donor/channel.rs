@@ -77,7 +77,8 @@ pub(crate) trait Channel: Debug + Send + Sync {
     fn open(&self, socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Miss>;
 
     /// Sends as much as possible of a frame of which `sent` bytes were sent before. Returns how many more bytes were
-    /// sent. A caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection.
+    /// sent. A caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection. Waits at
+    /// most once in the kernel.
     fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -87,7 +88,8 @@ pub(crate) trait Channel: Debug + Send + Sync {
         flags: SendFlags,
     ) -> Result<usize, Errno>;
 
-    /// Receives the bytes that have arrived, at most all of `into`; 0 when the connection has ended.
+    /// Receives the bytes that have arrived, at most all of `into`; 0 when the connection has ended. Waits at most once
+    /// in the kernel: if that has not sufficed, fails with `INTR`, and the caller repeats the call until its deadline.
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno>;
 
     /// Why the donor has ended the connection, if it has said why.

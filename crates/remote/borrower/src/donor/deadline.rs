@@ -28,7 +28,8 @@ impl Deadline {
                 signals::end_if_asked();
                 Ok(())
             }
-            // INTR: interrupted after the deadline, for instance because the process was stopped for a while.
+            // INTR: interrupted after the deadline, for instance because the process was stopped for a while; or only a
+            // part of a record has arrived.
             Errno::AGAIN | Errno::INPROGRESS | Errno::INTR => Err(Loss::Connection(LinkFailure::TimedOut)),
             errno => Err(Loss::Connection(LinkFailure::of_errno(errno.raw_os_error()))),
         }

@@ -248,9 +248,16 @@ impl Links {
         self.reservation[0].store(token, Ordering::SeqCst);
     }
 
-    /// Borrows from the reservation whose token is in this word, and follows changes of the word.
-    pub(crate) fn follow(&mut self, reservation: Words) {
-        self.reservation = reservation;
+    /// Borrows from the reservation whose token is in the first word, and follows changes of the word. The leases are
+    /// those of the incarnation in the second word: if another one has greeted, its connections end, and the next
+    /// greeting reports the restart.
+    pub(crate) fn follow(&mut self, reservation: Words, instance: Words) {
+        let greeted = self.instance().load(Ordering::Relaxed);
+        (self.reservation, self.instance) = (reservation, instance);
+        let known = self.instance().compare_exchange(0, greeted, Ordering::Relaxed, Ordering::Relaxed);
+        if greeted != 0 && known.is_err_and(|known| known != greeted) {
+            self.lines.iter().for_each(|line| line.link.disconnect(&self.endpoint));
+        }
     }
 
     /// Whether there is a connection for the current reservation. Closes a connection for another reservation, because

@@ -14,7 +14,7 @@ use std::time::Duration;
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::raw::Errno;
 use aquifer_tier::{Activity, Cause, KeepAlive, TierFailure, TierQueue};
-use aquifer_wire::{Message, RangeIndex, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, Message, RangeIndex, SLAB_BYTES};
 
 use super::endpoint::Endpoint;
 use super::link::Greeting;
@@ -62,16 +62,16 @@ impl Offer {
         }
     }
 
-    /// Asks the donor over sockets that were created earlier. A donor that does not answer is accepted as by
-    /// [`ask`](Self::ask).
+    /// Asks the donor over sockets that were created earlier, as the borrower `who`. A donor that does not answer is
+    /// accepted as by [`ask`](Self::ask).
     pub(crate) fn ask_on(
         sockets: &[Arc<KeptFile>],
         address: SocketAddr,
         spec: &DonorSpec,
+        who: BorrowerId,
         is_redundant: bool,
     ) -> Result<Offer, BorrowFailure> {
         let timeouts = if is_redundant { Timeouts::AMONG_OTHERS } else { Timeouts::ALONE };
-        let who = who(spec)?;
         let security = security(spec).map_err(|failure| BorrowFailure::Credentials { failure })?;
         let links = Links::on_sockets(sockets, Endpoint::Tcp(address), security, who, timeouts)
             .map_err(|errno| system("making links", errno))?;
@@ -104,7 +104,7 @@ impl Offer {
     /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
     /// process has opened the array.
     pub(crate) fn join(mut self, words: SeatWords, is_opener: bool) -> Result<Share, BorrowFailure> {
-        self.links.follow(words.reservation);
+        self.links.follow(words.reservation, words.instance);
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let ranges = Ranges::over(words.leases, words.doubted);
@@ -245,5 +245,58 @@ impl Store for Share {
 
     fn start_over(&self) {
         self.0.start_over();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use aquifer_sys::words::Words;
+    use aquifer_wire::{HEADER_BYTES, Header};
+
+    use super::super::SpareSockets;
+    use super::*;
+    use crate::spec::DonorSecurity;
+
+    /// A donor that greets as this incarnation, and says nothing more.
+    fn donor(instance: u64) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut streams = Vec::new();
+            for mut stream in listener.incoming().flatten() {
+                stream.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+                let (lease_ms, lendable_bytes) = (60_000, 8 * SLAB_BYTES);
+                let welcome = Message::Welcome { version: 1, lease_ms, instance, first_request: 5, lendable_bytes };
+                stream.write_all(&Header::new(0, welcome, &[]).encode()).unwrap();
+                streams.push(stream);
+            }
+        });
+        address
+    }
+
+    /// A process that joined a member after its donor's restart took what it found there for what its family had
+    /// stored, and a process that had joined before dropped what the first one stored then.
+    #[test]
+    fn a_process_that_joins_later_notices_that_the_donor_was_restarted() {
+        let words = Words::shared(10).unwrap();
+        let spares = SpareSockets::new(SocketAddr::from(([127, 0, 0, 1], 0)), 3);
+        let join = |address: SocketAddr| {
+            let (name, security) = (address.to_string(), DonorSecurity::Plain);
+            let spec = DonorSpec { address: name, size: None, security, rdma: None, tree: None, reservation: 0 };
+            let taken = spares.take().unwrap();
+            let offer = Offer::ask_on(taken.sockets(), address, &spec, BorrowerId(1 << 100), true).unwrap();
+            taken.keep();
+            let (reservation, instance) = (words.part(8..9), words.part(9..10));
+            offer.join(SeatWords { leases: words.part(0..8), doubted: None, reservation, instance }, false).unwrap()
+        };
+        let (before, after) = (donor(11), donor(12));
+        let first = join(before);
+        let restarted = Err(AccessFailure::Link(LinkFailure::Restarted));
+        assert_eq!(join(after).look(), restarted);
+        first.start_over();
+        assert_ne!(join(after).look(), restarted, "what the family stores from now on is there");
     }
 }

@@ -119,20 +119,17 @@ impl Channel for TlsChannel {
 
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
         let session = &mut *self.session()?;
-        loop {
-            if !session.text.is_empty() {
-                return Ok(session.take_text(into));
-            }
-            if session.open()? {
-                continue;
-            }
+        if session.text.is_empty() && !session.open()? {
             let room = session.room();
             // Do not wait until all of it is full: one record may be all that arrives.
             match rustix::net::recv(socket, &mut session.inbox[room], flags - RecvFlags::WAITALL)? {
                 (_, 0) => return Ok(0),
                 (_, bytes) => session.sealed.end += bytes,
             }
+            session.open()?;
         }
+        // Each call waits only once. The caller checks its deadline, however slowly a record arrives.
+        if session.text.is_empty() { Err(Errno::INTR) } else { Ok(session.take_text(into)) }
     }
 
     fn last_word(&self) -> Option<Distrust> {
@@ -195,13 +192,12 @@ impl Session {
             self.check_owner()?;
             self.seal(header, payload, sent)?;
         }
-        while !self.waiting.is_empty() {
-            // Checked again: a handler of the program's may have forked while this thread sealed.
-            self.check_owner()?;
-            let rest = &self.outbox[self.waiting.clone()];
-            self.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
-        }
-        Ok(self.waiting_bytes)
+        // Checked again: a handler of the program's may have forked while this thread sealed.
+        self.check_owner()?;
+        let rest = &self.outbox[self.waiting.clone()];
+        self.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
+        // Each call waits only once. The caller checks its deadline, however slowly the peer accepts bytes.
+        if self.waiting.is_empty() { Ok(self.waiting_bytes) } else { Err(Errno::INTR) }
     }
 
     fn forget(&mut self) {
