@@ -11,9 +11,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use aquifer_e2e::build::compile_text;
-use aquifer_e2e::matrix::{PARTS_ALL, Setting};
+use aquifer_e2e::matrix::{FORKS, PARTS_ALL, Setting};
 use aquifer_e2e::pool::Pool;
-use aquifer_e2e::run::{LIMIT, eventually, managed, start};
+use aquifer_e2e::run::{LIMIT, eventually, has_ended, managed, start};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
 /// Serializes the tests, because each uses the whole machine.
@@ -45,6 +45,75 @@ int main(int argc, char **argv) {
     for (long at = 0; at < LEN; at++) wrong += (a[at] != x) + (b[at] != y) + (c[at] != z);
     printf("passes %ld wrong %ld\n", passes, wrong);
     return wrong != 0 || passes == 0;
+}
+"#;
+
+/// Fills 48 MiB and forks. Both processes then write and verify whole pages at random until the file named by the first
+/// argument appears, and then verify all of them. Each prints how many pages were wrong, and how many accesses were
+/// errors. The child creates the file `STOP.ready` when it has lived and faulted for long enough to have threads of the
+/// pager.
+const FAMILY: &str = r#"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+enum { PAGES = 12288, PAGE = 4096, WORDS = PAGE / 8 };
+static uint64_t *memory;
+static uint32_t versions[PAGES];
+static sigjmp_buf again;
+static volatile long wrong, lost;
+static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
+static uint64_t word(size_t page, size_t at) { return (page * WORDS + at) * 0x9e3779b97f4a7c15u ^ versions[page]; }
+static void fill(size_t page) {
+    for (size_t at = 0; at < WORDS; at++) ((volatile uint64_t *)memory)[page * WORDS + at] = word(page, at);
+}
+static void verify(size_t page) {
+    for (size_t at = 0; at < WORDS; at++)
+        if (((volatile uint64_t *)memory)[page * WORDS + at] != word(page, at)) { wrong++; return; }
+}
+static void play(const char *name, const char *stop, const char *ready) {
+    alarm(600);
+    time_t begun = time(NULL);
+    static volatile size_t page;
+    volatile uint64_t random = 88172645463325252u + (ready != NULL), steps = 0;
+    while (steps % 256 || access(stop, F_OK)) {
+        random ^= random << 13; random ^= random >> 7; random ^= random << 17;
+        page = random % PAGES;
+        if (sigsetjmp(again, 1)) lost++;
+        else {
+            verify(page);
+            if ((random >> 40) % 8 == 0) { versions[page]++; fill(page); }
+        }
+        if (++steps == 4096) while (time(NULL) < begun + 2) verify(steps % PAGES);
+        if (steps == 4096 && ready) { FILE *file = fopen(ready, "w"); if (!file || fclose(file)) _exit(3); }
+    }
+    for (page = 0; page < PAGES; page++) {
+        if (sigsetjmp(again, 1)) { lost++; continue; }
+        verify(page);
+    }
+    static char line[100];
+    int len = snprintf(line, sizeof line, "%s: wrong %ld lost %ld\n", name, wrong, lost);
+    if (write(1, line, len) != len) _exit(3);
+}
+int main(int argc, char **argv) {
+    if (argc < 2) return 2;
+    struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
+    sigaction(SIGBUS, &action, NULL);
+    memory = aligned_alloc(2 << 20, (size_t)PAGES * PAGE);
+    for (size_t page = 0; page < PAGES; page++) fill(page);
+    static char ready[4096];
+    snprintf(ready, sizeof ready, "%s.ready", argv[1]);
+    pid_t child = fork();
+    if (child < 0) return 3;
+    play(child ? "parent" : "child", argv[1], child ? NULL : ready);
+    int status = 0;
+    if (child && waitpid(child, &status, 0) != child) return 3;
+    return status != 0;
 }
 "#;
 
@@ -108,6 +177,34 @@ fn a_program_goes_on_whatever_happens_to_its_volume_and_to_the_processes_behind_
     eventually("everything is given back", || pool.donors.iter().all(|donor| donor.number("lent_bytes") == 0));
 }
 
+/// A child that was forked before a donor joined connects to that donor by itself, and shares the leases there with its
+/// parent. They were two borrowers to the donor, so what one of them had moved there was lost to the other.
+#[test]
+fn parent_and_child_both_keep_their_memory_when_their_volume_moves() {
+    let _turn = TURN.lock();
+    let Some(program) = compile_text("family", FAMILY) else { return };
+    let Some(mut pool) = Pool::start("pool-family", 2, &["--size", "256MiB"], "1GiB") else { return };
+    pool.create("db", "256MiB", "none");
+    let stop = pool.directory().join("stop");
+    let words = ["--dram", "24MiB", "--tier", &pool.tier("db", "")];
+    let family = start(managed(&words, &program, &[stop.to_str().expect("a path of ours")]));
+    let (ready, launcher) = (stop.with_extension("ready"), family.child.id());
+    eventually("the child has faulted for a while", || ready.exists() || has_ended(launcher));
+    let first = pool.donors_of("db")[0];
+    pool.fabric(&["move", "db", "--off", &format!("d{first}")]);
+    wait_until_off(&pool, first);
+    pool.settle();
+    std::fs::write(&stop, "").expect("the scratch directory can be written");
+    let ended = family.wait(LIMIT);
+    println!("{}", ended.stdout);
+    ended.expect(0);
+    for process in ["parent", "child"] {
+        let line = format!("{process}: wrong 0 lost 0");
+        assert!(ended.stdout.lines().any(|said| said == line), "{}{}", ended.stdout, ended.stderr);
+    }
+    eventually("everything is given back", || pool.donors.iter().all(|donor| donor.number("lent_bytes") == 0));
+}
+
 /// Two programs that fork, one of which has the volume as the second level of a chain.
 #[test]
 fn programs_share_a_volume_that_moves() {
@@ -122,7 +219,7 @@ fn programs_share_a_volume_that_moves() {
                 scope.spawn(move || {
                     let more: Vec<&str> = tiers.iter().flat_map(|tier| ["--tier", tier]).collect();
                     let setting = Setting { exchange: ["auto", "copy"][seed as usize], ..Setting::PLAIN };
-                    setting.torture_with(&more, 80 + seed, 3, PARTS_ALL)
+                    setting.torture_with(&more, 80 + seed, 3, &format!("{PARTS_ALL}{FORKS}"))
                 })
             })
             .collect();

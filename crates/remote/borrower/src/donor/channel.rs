@@ -77,8 +77,8 @@ pub(crate) trait Channel: Debug + Send + Sync {
     fn open(&self, socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Miss>;
 
     /// Sends as much as possible of a frame of which `sent` bytes were sent before. Returns how many more bytes were
-    /// sent. A caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection. Waits at
-    /// most once in the kernel.
+    /// sent. A caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection. Waits
+    /// at most once in the kernel.
     fn send(
         &self,
         socket: BorrowedFd<'_>,
