@@ -8,8 +8,8 @@
 
 use aquifer_e2e::evicted_memory::works;
 
-/// On a stream socket the descriptors go with the first bytes, the sender's identity with all of them, and the only byte
-/// out of band is the last one.
+/// On a stream socket the descriptors go with the first bytes, the sender's identity with all of them, and the only
+/// byte out of band is the last one.
 #[test]
 fn descriptors_are_sent_once_and_identities_with_every_part() {
     works(
