@@ -62,7 +62,8 @@ impl PinSlot {
 /// All pins.
 #[derive(Debug)]
 pub(crate) struct Pins {
-    pub(super) slots: [PinSlot; PINS_MAX],
+    /// On the heap: the pager is put together on a small stack.
+    pub(super) slots: Box<[PinSlot]>,
     /// Calls have never used slots from here on. Only grows.
     calls_used: AtomicUsize,
     /// Pins that outlive their call have never used slots from here on. Only grows.
@@ -75,7 +76,7 @@ impl Pins {
     /// An empty table, for memory with these `changes`.
     pub(crate) fn new(changes: Arc<Changes>) -> Self {
         Self {
-            slots: std::array::from_fn(|_| PinSlot::default()),
+            slots: (0..PINS_MAX).map(|_| PinSlot::default()).collect(),
             calls_used: AtomicUsize::new(0),
             lasting_used: AtomicUsize::new(CALL_SLOTS),
             locked_pages: AtomicU64::new(0),
