@@ -11,8 +11,6 @@ use crate::run::{Ended, LIMIT, managed, run};
 
 /// The parts of the torture program that a sweep runs: all that need only one process.
 pub const PARTS_ALL: &str = "llltkvmapfs";
-/// The part in which the torture program forks.
-pub const FORKS: &str = "c";
 
 /// One combination of settings.
 #[derive(Clone, Debug)]
