@@ -34,6 +34,7 @@
 //! - **A sync is atomic**, for all of its range. After a crash at any moment, the file has all of the last sync that
 //!   returned, or all of the next one, which was under way, and nothing of what was written since. So
 //!   [`snapshot`](crate::Mapping::snapshot) is the state of the whole mapping at one moment.
+//! - **What a mapping has when it is opened is durable**, also if it comes from a sync that did not return.
 //! - **Every page is checked** when it is read from the file. A page that is not what was synced is lost: reads of its
 //!   block return [`Error::Lost`](crate::Error::Lost), and a load of it gets SIGBUS. It never has other bytes.
 //! - **Changes that are not synced** when the mapping is dropped, or its process ends, are lost.
@@ -43,8 +44,9 @@
 //!
 //! A sync writes the pages that have changed, found by their guards, and one page of 4 KiB for each 256 pages around
 //! them. While it runs, the file has the old and the new pages: at worst twice the mapping. Room that becomes free is
-//! used again by later syncs; the file does not become shorter. An open named mapping takes about 24 bytes of DRAM for
-//! each page that has contents, beside what every mapping takes. The file is not encrypted.
+//! used again by later syncs; the file does not become shorter. Opening a mapping writes one page of 4 KiB and waits
+//! until it is durable. An open named mapping takes about 24 bytes of DRAM for each page that has contents, beside what
+//! every mapping takes. The file is not encrypted.
 //!
 //! # Errors
 //!

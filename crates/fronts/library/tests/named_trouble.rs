@@ -14,6 +14,9 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use aquifer::{Error, NamedError, Space, Status};
 use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, wait_until};
 
+/// How often a test tries to meet a moment of a sync.
+const TRIES_MAX: u32 = 20;
+
 /// Stores a mapping of 2 MiB, each page of which begins with its number and one, and closes it.
 fn stored(scratch: &Scratch, name: &str) {
     let space = scratch.space("dram:size=16MiB", "16KiB");
@@ -239,6 +242,48 @@ fn a_file_that_is_removed_replaced_or_cut_off_while_it_is_open_cannot_be_synced(
     assert!(matches!(&refused, Some(NamedError::Refused(why)) if why.contains("remove the link")), "{refused:?}");
 }
 
+/// A file that is removed during a sync has the new pages all the same, and blocks are fetched from it. Once, the space
+/// kept the guards of the old pages: a page that got its old bytes back was taken for clean, and was lost when it was
+/// evicted.
+#[test]
+fn a_mapping_whose_file_is_removed_during_a_sync_keeps_its_bytes() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new("named-removed");
+    let space = scratch.space("dram:size=64MiB", "16KiB");
+    // The file may be removed too late.
+    let found = (0..TRIES_MAX).find_map(|_| {
+        let mut mapping = space.map_named("a", 12 * MIB).unwrap();
+        mapping.view_mut::<u8>(..).unwrap().fill(1);
+        mapping.snapshot().unwrap();
+        // Opened again, its blocks are those of the file.
+        drop(mapping);
+        let mut mapping = space.open_named("a").unwrap();
+        mapping.view_mut::<u8>(..).unwrap().fill(2);
+        let file = &scratch.file("a");
+        let len = || fs::metadata(file).unwrap().len();
+        let old_len = len();
+        let synced = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_until("the sync makes the file longer", || len() > old_len);
+                fs::remove_file(file).unwrap();
+            });
+            mapping.snapshot()
+        });
+        (synced == Err(NamedError::Replaced)).then_some(mapping)
+    });
+    let mut mapping = found.expect("a file that is removed while megabytes are written to it");
+    mapping.view_mut::<u8>(..6 * MIB).unwrap().fill(1);
+    evict_all(&mapping);
+    let mut byte = [0];
+    for page in 0..12 * MIB / PAGE {
+        let wanted = if page < 6 * MIB / PAGE { 1 } else { 2 };
+        assert_eq!(mapping.read(page * PAGE, &mut byte).map(|()| byte[0]), Ok(wanted), "page {page}");
+    }
+    assert_eq!(mapping.snapshot(), Err(NamedError::Replaced));
+}
+
 fn cut_off(scratch: &Scratch, bytes: usize) {
     fs::File::options().write(true).open(scratch.file("a")).unwrap().set_len(bytes as u64).unwrap();
 }
@@ -262,9 +307,11 @@ fn a_forked_child_has_no_named_mapping_and_no_lock() {
         drop((from_child, to_child));
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let forked = NamedError::Memory(Error::Forked);
-            mapping.snapshot() == Err(forked.clone())
+            let is_refused = mapping.snapshot() == Err(forked.clone())
                 && space.open_named("a").err() == Some(forked.clone())
-                && space.map_named("b", PAGE).err() == Some(forked)
+                && space.map_named("b", PAGE).err() == Some(forked);
+            drop((mapping, space));
+            is_refused
         }));
         let _ = to_parent.write_all(&[u8::from(refused.unwrap_or(false))]);
         let _ = from_parent.read(&mut [0]);

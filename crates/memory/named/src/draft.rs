@@ -12,7 +12,8 @@
 //!
 //! A failure before step 3 changes nothing: the places that were taken are given back, and the next sync writes
 //! everything again. After a failure in step 2 or 3 it is unknown what the medium has, so neither the old nor the new
-//! places may be reused: the store is broken until it is opened again.
+//! places may be reused: the store is broken until it is opened again. Opening makes durable what it finds
+//! (`store.rs`), whether the process has seen a failure or was killed.
 //!
 //! Next on the path of a sync: `core/src/engine/named.rs` (`renew`), which makes the pages clean.
 
@@ -23,7 +24,7 @@ use aquifer_core::guard;
 use crate::failure::Failure;
 use crate::format::{Entry, NODE_ENTRIES, PAGE, Superblock};
 use crate::medium::Medium;
-use crate::store::{PageBuffer, Store};
+use crate::store::{PageBuffer, Store, write_superblock};
 
 /// Maximum number of pages in one write, and the size of a draft's buffer: at 256 KiB, disks are near full speed.
 const RUN_PAGES: usize = 64;
@@ -146,9 +147,7 @@ impl<'s, M: Medium> Draft<'s, M> {
         // From here on an error says nothing about what is durable.
         self.store.is_broken = true;
         self.store.medium.sync()?;
-        let mut page = PageBuffer::default();
-        page.bytes_mut().copy_from_slice(&next.encode());
-        self.store.medium.write(next.place(), page.bytes())?;
+        write_superblock(&self.store.medium, &next)?;
         self.store.medium.sync()?;
         self.store.check_whole(next.pages)?;
         self.store.is_broken = false;

@@ -10,7 +10,8 @@
 //! to 256 pages below it; a superblock lists those of the root. A sync never overwrites a page of the tree that the
 //! last sync made durable: it writes changed pages and the nodes above them to free places, waits for the medium, and
 //! then writes the superblock of the next generation over the older of the two superblocks. Until that superblock is
-//! durable, the file has the state of the sync before; from then on it has the new state, as a whole.
+//! durable, the file has the state of the sync before; from then on it has the new state, as a whole. A superblock that
+//! can be read may not be durable; opening a file makes it so, before any sync overwrites what is older.
 //!
 //! Start with `format.rs`, which has the bytes; then `store.rs`, which opens a file, and `draft.rs`,
 //! which changes it.

@@ -50,17 +50,22 @@ pub struct MediumFailure {
     pub errno: i32,
 }
 
-impl fmt::Display for MediumFailure {
+impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.activity {
+        f.write_str(match self {
             Activity::Grow => "making the file longer",
             Activity::Look => "looking at the file",
             Activity::Read => "reading the file",
             Activity::Sync => "making the file durable",
             Activity::Write => "writing the file",
-        };
+        })
+    }
+}
+
+impl fmt::Display for MediumFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = io::Error::from_raw_os_error(self.errno);
-        write!(f, "{what} failed: {error}; check the file system and the kernel log (dmesg)")
+        write!(f, "{} failed: {error}; check the file system and the kernel log (dmesg)", self.activity)
     }
 }
 

@@ -3,8 +3,9 @@
 
 //! One file: created, opened and checked, and the state from which each sync starts.
 //!
-//! Opening reads the newest superblock that is whole, and every node, so that it knows which places are free. The
-//! mapping's own pages are read when they are touched, and the reader checks them against their guards.
+//! Opening reads the newest superblock that is whole, and every node, so that it knows which places are free. Then it
+//! makes that superblock durable, because the next sync overwrites what only older ones use. The mapping's own pages
+//! are read when they are touched, and the reader checks them against their guards.
 //!
 //! Next: `draft.rs`, which makes changes durable.
 
@@ -23,7 +24,7 @@ pub struct Store<M> {
     pub(crate) medium: M,
     pub(crate) tree: Tree,
     pub(crate) places: Places,
-    /// The superblock that is durable.
+    /// The newest superblock, which is durable.
     pub(crate) current: Superblock,
     /// Set when it is no longer known what the medium has: then nothing more may be written.
     pub(crate) is_broken: bool,
@@ -35,19 +36,19 @@ impl<M: Medium> Store<M> {
         assert!((1..=MAPPING_BYTES_MAX).contains(&mapping_bytes), "the caller checks the size");
         let current = Superblock { generation: 1, mapping_bytes, pages: SUPERBLOCKS, root: Entry::ZERO };
         medium.grow(SUPERBLOCKS)?;
-        let mut page = PageBuffer::default();
-        page.bytes_mut().copy_from_slice(&current.encode());
-        medium.write(current.place(), page.bytes())?;
+        write_superblock(&medium, &current)?;
         medium.sync()?;
         let tree = Tree::new(pages_of(mapping_bytes));
         Ok(Self { medium, tree, places: Places::default(), current, is_broken: false })
     }
 
-    /// Opens a file: the state of its last completed sync.
+    /// Opens a file: the state of its last completed sync, or of one that did not return. That state is durable from
+    /// now on.
     ///
     /// # Errors
     /// [`Failure::Foreign`], [`Failure::Version`], [`Failure::Truncated`], [`Failure::Damaged`] if a node or both
-    /// superblocks are damaged, and [`Failure::Medium`].
+    /// superblocks are damaged, and [`Failure::Medium`], also if the state cannot be made durable. The contents of the
+    /// file are as before.
     pub fn open(medium: M) -> Result<Self, Failure> {
         let pages = medium.pages()?;
         let current = newest(&medium, pages)?;
@@ -55,7 +56,22 @@ impl<M: Medium> Store<M> {
         let mut store = Self { medium, tree, places: Places::default(), current, is_broken: false };
         store.check_whole(store.current.pages)?;
         store.read_nodes()?;
+        store.confirm()?;
         Ok(store)
+    }
+
+    /// Makes the superblock that was found durable.
+    ///
+    /// Its process may have been killed before the medium confirmed it, or the medium may have failed to. Then it can
+    /// be read, but a power failure may still leave the superblock before it, whose pages and nodes the next sync would
+    /// overwrite. Its own pages and nodes are durable: the medium confirmed them before it was written.
+    ///
+    /// It is written again, because after a failed fdatasync(2) the kernel considers its page clean. The bytes and the
+    /// place are the same, so nothing changes if it was durable; if it was not and this write is torn, the state before
+    /// is still whole.
+    fn confirm(&self) -> Result<(), Failure> {
+        write_superblock(&self.medium, &self.current)?;
+        Ok(self.medium.sync()?)
     }
 
     /// Reads all nodes, from the root down.
@@ -150,7 +166,14 @@ impl<M: Medium> Store<M> {
     }
 }
 
-/// The superblock with the highest generation, of those that are whole.
+/// Writes a superblock at its place. The medium has not confirmed it yet.
+pub(crate) fn write_superblock(medium: &impl Medium, superblock: &Superblock) -> Result<(), Failure> {
+    let mut page = PageBuffer::default();
+    page.bytes_mut().copy_from_slice(&superblock.encode());
+    Ok(medium.write(superblock.place(), page.bytes())?)
+}
+
+/// The superblock with the highest generation, of those that are whole. It may not be durable.
 ///
 /// A crash while one is being written leaves the other one. If one is of another version, that version wrote last.
 fn newest(medium: &impl Medium, pages: u64) -> Result<Superblock, Failure> {

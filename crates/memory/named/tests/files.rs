@@ -6,7 +6,7 @@
 mod common;
 
 use aquifer_named::format::{PAGE, SUPERBLOCKS, Superblock};
-use aquifer_named::{Failure, Store};
+use aquifer_named::{Activity, Failure, MediumFailure, Store};
 use common::{Disk, contents, page, sync};
 
 const GOLDEN: &[u8] = include_bytes!("golden/named_v1.bin");
@@ -64,9 +64,9 @@ fn a_file_goes_on_where_it_was_closed_and_does_not_grow_for_ever() {
 fn what_has_not_changed_is_not_written() {
     let disk = sample();
     let mut store = Store::open(disk.clone()).unwrap();
-    let steps = disk.0.borrow().steps.len();
+    let steps = disk.steps();
     assert_eq!(sync(&mut store, &[(0, 1), (1, 0), (2, 0), (299, 4)]), Ok(0));
-    assert_eq!(disk.0.borrow().steps.len(), steps);
+    assert_eq!(disk.steps(), steps);
     assert_eq!(store.generation(), 3);
     // The last bytes that are put for a page count.
     assert_eq!(sync(&mut store, &[(9, 1), (8, 1), (9, 2), (8, 0), (0, 7), (0, 1)]), Ok(1));
@@ -92,7 +92,12 @@ fn a_full_disk_is_an_error_and_nothing_is_lost() {
 #[test]
 fn files_that_are_not_whole_are_refused() {
     let whole = trimmed(&sample());
-    let open = |bytes: &[u8]| Store::open(Disk::of(bytes.to_vec())).map(|store| contents(&store));
+    let open = |bytes: &[u8]| {
+        let disk = Disk::of(bytes.to_vec());
+        let opened = Store::open(disk.clone()).map(|store| contents(&store));
+        assert!(opened.is_ok() || disk.steps() == 0, "a file that is refused is not written to");
+        opened
+    };
     assert!(open(&whole).is_ok());
     assert_eq!(open(&[]).err(), Some(Failure::Foreign));
     assert_eq!(open(&vec![7; 3 * PAGE]).err(), Some(Failure::Foreign));
@@ -107,6 +112,21 @@ fn files_that_are_not_whole_are_refused() {
     let crc = aquifer_core::guard::of_page(&newer[..56]);
     newer[56..64].copy_from_slice(&crc.to_le_bytes());
     assert_eq!(open(&newer).err(), Some(Failure::Version { found: 2 }));
+}
+
+#[test]
+fn a_file_whose_state_cannot_be_made_durable_is_not_opened_and_stays_as_it_is() {
+    let disk = sample();
+    let bytes = disk.bytes();
+    for (calls, activity) in [Activity::Write, Activity::Sync].into_iter().enumerate() {
+        let start = disk.0.borrow().calls;
+        disk.0.borrow_mut().fails_after = Some((start + calls, 5));
+        let refused = Store::open(disk.clone()).map(drop);
+        assert_eq!(refused, Err(Failure::Medium(MediumFailure { activity, errno: 5 })));
+        disk.0.borrow_mut().fails_after = None;
+        assert!(disk.bytes() == bytes);
+    }
+    assert!(Store::open(disk.clone()).is_ok() && disk.bytes() == bytes);
 }
 
 #[test]

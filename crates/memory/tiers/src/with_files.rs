@@ -8,11 +8,14 @@
 //! slab of the tier. So a file changes only by a sync.
 //!
 //! Threads: a file is read on the faulting thread, possibly inside a signal handler, and by the worker. The lock of a
-//! file's entry is held while its file is read; it is locked for writing only while no block of the file can be
-//! fetched, with signals blocked, for one assignment.
+//! file's entry is held while its file is read. It is locked for writing, with signals blocked, for one assignment
+//! while no block of the file can be fetched, or for one look if nobody holds it.
+//!
+//! Forks: a thread of the parent may have held a lock, and in the child nobody releases it. So a child waits for no
+//! lock here.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES, SlabIndex};
 use aquifer_sys::FrameBuffer;
@@ -42,11 +45,13 @@ pub trait FilePages: Send + Sync {
 /// The files beside a tier.
 pub struct Files {
     entries: [Entry; FILES_MAX],
+    /// The process whose files they are; its forked children have copies of the entries.
+    process: u32,
 }
 
 impl Default for Files {
     fn default() -> Self {
-        Self { entries: [const { Entry(RwLock::new(None)) }; FILES_MAX] }
+        Self { entries: [const { Entry(RwLock::new(None)) }; FILES_MAX], process: std::process::id() }
     }
 }
 
@@ -57,7 +62,12 @@ impl Files {
     pub fn attach(&self, file: &Arc<dyn FilePages>) -> Option<SlabIndex> {
         let _blocked = Blocked::all();
         for (index, entry) in self.entries.iter().enumerate() {
-            let mut entry = entry.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut entry = match entry.0.try_write() {
+                Ok(entry) => entry,
+                Err(TryLockError::Poisoned(entry)) => entry.into_inner(),
+                // The entry has a file, which is being read, or another thread is adding or removing one.
+                Err(TryLockError::WouldBlock) => continue,
+            };
             if entry.is_none() {
                 *entry = Some(Arc::clone(file));
                 return Some(SlabIndex::at(SlabIndex::FILES.offset() + index as u64 * FILE_BYTES_MAX));
@@ -66,8 +76,12 @@ impl Files {
         None
     }
 
-    /// Removes the file that begins with this slab. No block of it may be fetched any more.
+    /// Removes the file that begins with this slab. No block of it may be fetched any more. Does nothing in a forked
+    /// child, which has given its files up.
     pub fn detach(&self, first: SlabIndex) {
+        if self.process != std::process::id() {
+            return;
+        }
         let _blocked = Blocked::all();
         if let Some((entry, _)) = self.find(first.offset()) {
             entry.0.write().unwrap_or_else(PoisonError::into_inner).take();

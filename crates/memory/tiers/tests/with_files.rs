@@ -3,7 +3,10 @@
 
 //! A tier with files beside it is a tier; its files are read at their own offsets, and nowhere else.
 
-use std::sync::Arc;
+#![allow(unsafe_code, reason = "a process forks")]
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 use aquifer_core::units::SlabIndex;
 use aquifer_sys::FrameBuffer;
@@ -62,4 +65,83 @@ fn a_file_is_read_at_its_offsets_by_thread_and_queue() {
     assert_eq!(files.attach(&file(9)), Some(slabs[1]), "a place that is free again");
     let more = (0..FILES_MAX).take_while(|_| files.attach(&file(1)).is_some()).count();
     assert_eq!(more, FILES_MAX - 3);
+}
+
+/// How long a child may take.
+const CHILD_MAX: Duration = Duration::from_secs(20);
+
+/// A file whose reads begin and end when the test does, too.
+struct Slow {
+    begin: Barrier,
+    end: Barrier,
+}
+
+impl FilePages for Slow {
+    fn read(&self, _: u64, _: &mut FrameBuffer) -> Result<(), Cause> {
+        self.begin.wait();
+        self.end.wait();
+        Ok(())
+    }
+
+    fn give_up_in_child(&self) {}
+}
+
+/// Ends the process without running what the parent has registered.
+fn exit(status: i32) -> ! {
+    // SAFETY: _exit(2) takes a number and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Once, such a child waited for ever, with all signals blocked, for a reader that only its parent has.
+#[test]
+fn a_forked_child_waits_for_no_reader_of_its_parent() {
+    let (tier, files) = tier();
+    let slow = Arc::new(Slow { begin: Barrier::new(2), end: Barrier::new(2) });
+    let slab = files.attach(&(Arc::clone(&slow) as Arc<dyn FilePages>)).unwrap();
+    let status = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut frame = frames::frame(1, 0);
+            tier.read(slab.offset(), &mut frame).unwrap();
+            frames::give_back(frame);
+        });
+        slow.begin.wait();
+        // SAFETY: the child calls nothing but this crate, and ends by _exit(2); glibc lets a child allocate.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let adopted = tier.forks().expect("it has files").after_fork_in_child(false);
+            let other = files.attach(&(Arc::new(Numbered(1)) as Arc<dyn FilePages>));
+            files.detach(slab);
+            exit(if adopted.is_ok() && other != Some(slab) { 0 } else { 1 });
+        }
+        let status = wait_for(child);
+        slow.end.wait();
+        status
+    });
+    assert_eq!(status, Some(0), "`None`: it hangs");
+    files.detach(slab);
+    let mut frame = frames::frame(1, 0);
+    assert!(tier.read(slab.offset(), &mut frame).is_err(), "the parent has removed it");
+    frames::give_back(frame);
+}
+
+/// Returns the exit status of a child, or kills it after a while.
+fn wait_for(child: libc::pid_t) -> Option<i32> {
+    assert!(child > 0, "fork");
+    let (started, mut status) = (Instant::now(), 0);
+    loop {
+        // SAFETY: waitpid(2) writes one number.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        if ended == child {
+            return libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+        }
+        if started.elapsed() > CHILD_MAX {
+            // SAFETY: kill(2) and waitpid(2) of the test's own child, which nobody has waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

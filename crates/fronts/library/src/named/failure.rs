@@ -61,7 +61,7 @@ pub enum NamedError {
     /// The file is shorter than what was synced, which may happen while it is open, too.
     Truncated,
     /// An earlier sync failed, and it is unknown what the disk has. Unmap the mapping and open it again: it has
-    /// the state before that sync, or after it.
+    /// the state before that sync, or after it, which opening makes durable.
     Unfinished,
     /// The file has another version of the format.
     Version {
@@ -130,9 +130,10 @@ impl From<Failure> for NamedError {
             Failure::Damaged { place } => Self::Damaged { page: place },
             Failure::Foreign => Self::NotOurs,
             Failure::Medium(MediumFailure { errno, .. }) if is_full(errno) => Self::FullDisk,
-            Failure::Medium(failure) => {
-                Self::System { what: "the file of the named mapping could not be used".into(), errno: failure.errno }
-            }
+            Failure::Medium(MediumFailure { activity, errno }) => Self::System {
+                what: format!("named mapping: {activity} failed; check the file system and the kernel log (dmesg)"),
+                errno,
+            },
             Failure::Truncated { .. } => Self::Truncated,
             Failure::Version { found } => Self::Version { found },
         }

@@ -93,7 +93,7 @@ impl Drop for LockedFile {
 /// # Errors
 /// [`NamedError::NotFound`], [`NamedError::AlreadyOpen`], [`NamedError::Refused`], and what [`Store::open`] refuses.
 pub(super) fn open(directory: &Path, name: &str) -> Result<Store<FileMedium>, NamedError> {
-    check(directory, name)?;
+    let checked = check(directory, name)?;
     let path = directory.join(file_name(name));
     let file = match safe_open::open(&path, Purpose::Memory, libc::O_RDWR | libc::O_NONBLOCK, 0) {
         Ok(file) => file,
@@ -103,7 +103,10 @@ pub(super) fn open(directory: &Path, name: &str) -> Result<Store<FileMedium>, Na
     if !file.metadata().is_ok_and(|found| found.is_file()) {
         return Err(NamedError::NotOurs);
     }
-    Ok(Store::open(FileMedium::of(LockedFile::lock(file, &path)?))?)
+    let store = Store::open(FileMedium::of(LockedFile::lock(file, &path)?))?;
+    // The process that made it may have ended before the name was durable.
+    checked.sync_all().map_err(|error| NamedError::of_io(format!("{} cannot be opened", path.display()), &error))?;
+    Ok(store)
 }
 
 /// Opens the file of a mapping, and creates it if there is none.
@@ -161,13 +164,13 @@ impl Drop for Unfinished {
     }
 }
 
-/// Refuses a bad name, and a directory in which other users can exchange files.
-fn check(directory: &Path, name: &str) -> Result<(), NamedError> {
+/// Refuses a bad name, and a directory in which other users can exchange files. Returns the directory.
+fn check(directory: &Path, name: &str) -> Result<File, NamedError> {
     if !is_valid(name) {
         return Err(NamedError::BadName);
     }
     let flags = libc::O_DIRECTORY | libc::O_RDONLY;
-    safe_open::open(directory, Purpose::Memory, flags, 0).map(|_| ()).map_err(|failure| {
+    safe_open::open(directory, Purpose::Memory, flags, 0).map_err(|failure| {
         NamedError::of_open(format!("the directory {} cannot be used", directory.display()), failure)
     })
 }

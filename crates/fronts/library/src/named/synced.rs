@@ -109,9 +109,10 @@ impl NamedFile {
             page = end;
         }
         let changed = draft.commit()?;
-        store.medium().check_has_name()?;
         let changed: Vec<(usize, u64)> = changed.iter().map(|changed| (changed.page, changed.guard)).collect();
-        Ok(mapping.renew(&changed).map_err(Error::from)?)
+        // Even if the file has no name any more: its pages are exchanged, and blocks are fetched from it.
+        mapping.renew(&changed).map_err(Error::from)?;
+        store.medium().check_has_name()
     }
 }
 

@@ -33,6 +33,8 @@ impl Random {
 /// One call that changes the disk.
 #[derive(Clone, Debug)]
 pub enum Step {
+    /// A sync that returned an error: what was written before it may be durable or not, and no later sync changes that.
+    FailedSync,
     Grow(u64),
     Sync,
     Write(u64, Vec<u8>),
@@ -64,6 +66,11 @@ impl Disk {
 
     pub fn bytes(&self) -> Vec<u8> {
         self.0.borrow().bytes.clone()
+    }
+
+    /// The number of steps so far.
+    pub fn steps(&self) -> usize {
+        self.0.borrow().steps.len()
     }
 
     fn call(&self, activity: Activity) -> Result<std::cell::RefMut<'_, State>, MediumFailure> {
@@ -109,20 +116,33 @@ impl Medium for Disk {
     }
 
     fn sync(&self) -> Result<(), MediumFailure> {
-        self.call(Activity::Sync)?.steps.push(Step::Sync);
-        Ok(())
+        let synced = self.call(Activity::Sync).map(drop);
+        self.0.borrow_mut().steps.push(if synced.is_ok() { Step::Sync } else { Step::FailedSync });
+        synced
     }
 }
 
-/// What survives when the power fails after `steps`: everything before the last sync, and of each later step all,
+/// Whether each step is a change that the disk may have lost: the first sync after it has not come yet, or has failed.
+pub fn is_uncertain(steps: &[Step]) -> Vec<bool> {
+    let (mut uncertain, mut is_confirmed) = (vec![false; steps.len()], false);
+    for (step, uncertain) in steps.iter().zip(&mut uncertain).rev() {
+        match step {
+            Step::Sync => is_confirmed = true,
+            Step::FailedSync => is_confirmed = false,
+            Step::Grow(_) | Step::Write(..) => *uncertain = !is_confirmed,
+        }
+    }
+    uncertain
+}
+
+/// What survives when the power fails after `steps`: what the disk has confirmed, and of each uncertain step all,
 /// nothing, or some sectors, as `chance` decides.
 pub fn survivors(steps: &[Step], chance: &mut dyn FnMut() -> Survival) -> Vec<u8> {
-    let synced = steps.iter().rposition(|step| matches!(step, Step::Sync)).map_or(0, |last| last + 1);
     let mut bytes = Vec::new();
-    for (index, step) in steps.iter().enumerate() {
-        let survival = if index < synced { Survival::All } else { chance() };
+    for (step, is_uncertain) in steps.iter().zip(is_uncertain(steps)) {
+        let survival = if is_uncertain { chance() } else { Survival::All };
         match step {
-            Step::Sync => {}
+            Step::FailedSync | Step::Sync => {}
             Step::Grow(pages) => {
                 if survival != Survival::Nothing {
                     bytes.resize(bytes.len().max(*pages as usize * PAGE), 0);
