@@ -11,8 +11,9 @@ use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use aquifer_fabric::{Command, Term};
 use aquifer_sys::{raw, safe_open};
 use aquifer_tls::{Borrower, Credentials, Files};
 use rustls::ClientConfig;
@@ -40,6 +41,13 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 const BACKOFF_MIN_MS: u64 = 100;
 /// The longest wait. A manager that was restarted has all its ends again within this time.
 const BACKOFF_MAX_MS: u64 = 5000;
+
+/// How far ahead of this machine's clock a manager's term may be: a hundred years. Terms are milliseconds since 1970,
+/// at least those of the election. An end that stored a term near the greatest number would refuse every manager after
+/// that. A closer limit would do harm: an end whose clock is behind would refuse all managers.
+const TERM_AHEAD_MS_MAX: u64 = 100 * 365 * 24 * 60 * 60 * 1000;
+/// 2020-01-01, in milliseconds since 1970. A clock that shows an earlier time has not been set yet.
+const CLOCK_MS_MIN: u64 = 1_577_836_800_000;
 
 /// Where a manager listens for ends: `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -301,7 +309,8 @@ impl Channel<'_> {
             Message::Ping => Message::Pong,
             Message::Query(query) => {
                 let mut end = end();
-                match end.prepare(query.term).map(|()| end.report(&query)) {
+                let prepared = check_term(query.term).and_then(|()| end.prepare(query.term));
+                match prepared.map(|()| end.report(&query)) {
                     Ok(Ok(report)) => match self.take_revocations(&mut *end, &query) {
                         Ok(()) if version < VERSION_NAMES => sent.answer(number, &query, report.nameless()),
                         Ok(()) => sent.answer(number, &query, report),
@@ -313,7 +322,8 @@ impl Channel<'_> {
             }
             Message::Commands(commands) => {
                 let mut end = end();
-                Message::Outcomes(commands.iter().map(|command| end.carry_out(command)).collect())
+                let carry_out = |command: &Command| check_term(command.term).and_then(|()| end.carry_out(command));
+                Message::Outcomes(commands.iter().map(carry_out).collect())
             }
             Message::Renew => renewal.request().map_or_else(Message::Unable, Message::Request),
             Message::Certificate(chain) => match renewal.take(&chain) {
@@ -372,6 +382,19 @@ impl Channel<'_> {
             None => Ok(Stream::plain(socket, REGISTER_WAIT)?),
             Some((config, name)) => Stream::client(socket, config, name.clone(), REGISTER_WAIT),
         }
+    }
+}
+
+/// Refuses a term that no manager takes, before the end remembers it.
+fn check_term(term: Term) -> Result<(), Refused> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(CLOCK_MS_MIN);
+    match term.0 > now.saturating_add(TERM_AHEAD_MS_MAX) {
+        false => Ok(()),
+        true => Err(Refused::new(format_args!(
+            "the manager's term {term} is more than a hundred years ahead of this machine's clock; set the clock of the \
+             manager, and examine it"
+        ))),
     }
 }
 

@@ -215,6 +215,30 @@ fn a_manager_of_an_older_version_gets_reports_without_names() {
     }
 }
 
+/// An end that remembered the greatest term would refuse every manager from then on.
+#[test]
+fn a_term_that_no_manager_takes_is_refused_and_not_remembered() {
+    let manager = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let end = Noted::new(Kind::Donor);
+    let (_kept, _) = keep(&end, "d1", &[manager.local_addr().expect("bound")], None);
+    let (mut stream, _) = manager.accept().expect("it connects");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("set");
+    assert!(matches!(receive(&mut stream), Some(Message::Hello { .. })));
+    stream.write_all(&encode(0, &Message::Welcome { version: 5 }).expect("short")).expect("sent");
+    let query = |term| Message::Query(Query { term: Term(term), ..Query::default() });
+    for term in [u64::MAX, u64::MAX - 1, 1 << 43] {
+        let refusal = |refused: &Refused| refused.why.contains("ahead of this machine's clock; set the clock");
+        let answer = exchange(&mut stream, &query(term));
+        assert!(matches!(&answer, Some(Message::Unable(refused)) if refusal(refused)), "{answer:?}");
+        let answer = exchange(&mut stream, &Message::Commands(vec![release("d1", term, 1)]));
+        let Some(Message::Outcomes(outcomes)) = answer else { panic!("{answer:?}") };
+        assert!(matches!(&outcomes[..], [Err(refused)] if refusal(refused)), "{outcomes:?}");
+    }
+    // Years ahead: the clock of a manager may be wrong.
+    assert!(matches!(exchange(&mut stream, &query(1 << 42)), Some(Message::Reported(_))));
+    assert_eq!(end.lock().expect("no panic").gate.term(), Term(1 << 42));
+}
+
 #[test]
 fn an_end_that_answers_something_else_loses_its_channel() {
     let (registrar, _) = registrar(plain());

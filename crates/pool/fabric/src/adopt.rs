@@ -7,55 +7,33 @@
 //! Memory that programs use becomes a volume bound to their host, as its agent reports it. Memory that is lent but
 //! not used by its host becomes a member that leaves, and is released when the host's agent has confirmed that it has
 //! left. While the agent does not answer, the lease stays a stray, and adoption is tried again.
+//!
+//! Any host and any donor may report anything. What contradicts itself, or what others report, stays a stray
+//! (`adopt/belief.rs`): whatever is reported, the state afterwards is one that `desired/check.rs` accepts, and one that
+//! lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already; what is
+//! above its quota is listed ([`OverQuota`](crate::OverQuota)).
+
+mod belief;
+mod lent;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bytes::Bytes;
 use crate::desired::{Edit, Leaving, Volume, Why};
 use crate::id::{HostId, LdId, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId};
-use crate::observed::{HostReport, LdBinding, LeaseState, MemberState, Observed, VolumeReport};
+use crate::observed::{HostReport, LdBinding, MemberState, Observed, VolumeReport};
+use crate::placement::check_spec;
 use crate::reconcile::progress::agent;
 use crate::reconcile::{MemberLease, unknown_lds};
-use crate::topology::{FaultDomain, LatencyClass};
+use crate::topology::{DeviceKind, FaultDomain, LatencyClass};
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
+use belief::{MEMBER_MAX, SPAN_MAX, check_view, contradiction};
+use lent::{Lent, lent};
+
+pub use belief::NotAdopted;
 
 /// The prefix of the names of volumes that are adopted without one.
 const ADOPTED: &str = "adopted-";
-
-/// What could not be adopted, and stays as it is.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NotAdopted {
-    /// The source belongs to no pool.
-    NoPool {
-        /// The source that no pool lists.
-        source: Source,
-    },
-    /// The host belongs to no zone.
-    NoZone {
-        /// The host that no zone lists.
-        host: HostId,
-    },
-    /// Members of the volume are missing, or one of them is an LD whose switch has not yet reported its vPPB.
-    Incomplete {
-        /// The volume that lacks members.
-        volume: VolumeId,
-    },
-}
-
-impl std::fmt::Display for NotAdopted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NoPool { source } => write!(f, "{source} is in use and in no pool; add it to one, and adopt again"),
-            Self::NoZone { host } => {
-                write!(f, "host {host} has volumes and is in no zone; add it to one, and adopt again")
-            }
-            Self::Incomplete { volume } => write!(
-                f,
-                "volume {volume} lacks members, or their switch does not answer; adopt again when it does, or end its programs"
-            ),
-        }
-    }
-}
 
 impl Edit<'_> {
     /// Adopts everything that can be adopted, and returns what cannot. `draw` returns a new volume id on each call, for
@@ -90,6 +68,7 @@ impl Edit<'_> {
         view: &VolumeReport,
         observed: &Observed,
     ) -> Result<(), NotAdopted> {
+        check_view(id, host, view, observed)?;
         let (zone, leases) = (self.zone_with(host)?, view.members.values().map(|member| &member.lease));
         let mut pool = None;
         for lease in leases.clone() {
@@ -97,16 +76,7 @@ impl Edit<'_> {
         }
         let pool = pool.ok_or(NotAdopted::Incomplete { volume: id })?;
         let vppbs = bound_vppbs(observed);
-        // A host that lost its LD to another volume may still list it: that LD is known.
-        let taken = self.desired.vppbs_taken();
-        // Another manager may have taken the LD since, for another host.
-        let is_its = |vppb: &VppbAddress| self.topology.host_of(&vppb.switch, vppb.vcs_id) == Some(host);
-        let is_free = |vppb: &VppbAddress| !taken.contains(vppb) && is_its(vppb);
-        let is_known =
-            |source: &Source| !matches!(source, Source::LogicalDevice { .. }) || vppbs.get(source).is_some_and(is_free);
-        if !leases.clone().all(|lease| is_known(&lease.source)) {
-            return Err(NotAdopted::Incomplete { volume: id });
-        }
+        self.check_lds(id, host, leases.clone(), &vppbs)?;
         let member = |lease: &MemberLease| Member {
             id: lease.member,
             source: lease.source.clone(),
@@ -122,14 +92,41 @@ impl Edit<'_> {
             host: Some(host.clone()),
             released: false,
             next_member: next_member(id, view, report, observed),
-            next_span: SpanId(leases.map(|lease| lease.place.span.0 + 1).max().unwrap_or(1)),
+            next_span: after_span(leases.map(|lease| lease.place.span)),
         };
         volume.spec.size = volume.usable_bytes();
+        if check_spec(&volume.spec).is_err() {
+            return Err(contradiction(id, host, format!("a size of {}, which no volume has", volume.spec.size)));
+        }
         for (lease, why) in rest {
             volume.leave(host.clone(), lease.place, member(lease), why);
         }
         self.desired.volumes.insert(id, volume);
         self.changed();
+        Ok(())
+    }
+
+    /// Checks that the LDs among these leases are bound to the host, each to a vPPB of its own, and are in no volume.
+    fn check_lds<'a>(
+        &self,
+        id: VolumeId,
+        host: &HostId,
+        leases: impl Iterator<Item = &'a MemberLease>,
+        vppbs: &BTreeMap<Source, VppbAddress>,
+    ) -> Result<(), NotAdopted> {
+        // A host that lost its LD to another volume may still list it: that LD is known.
+        let taken = self.desired.vppbs_taken();
+        // Another manager may have taken the LD since, for another host.
+        let is_its = |vppb: &VppbAddress| self.topology.host_of(&vppb.switch, vppb.vcs_id) == Some(host);
+        let is_free = |vppb: &VppbAddress| !taken.contains(vppb) && is_its(vppb);
+        let is_taken = |source: &Source| self.desired.volumes.on(source).next().is_some();
+        let mut own = BTreeSet::new();
+        for lease in leases.filter(|lease| matches!(lease.source, Source::LogicalDevice { .. })) {
+            let vppb = vppbs.get(&lease.source).filter(|vppb| is_free(vppb) && !is_taken(&lease.source));
+            if !own.insert(vppb.ok_or(NotAdopted::Incomplete { volume: id })?) {
+                return Err(contradiction(id, host, format!("two members on {}", lease.source)));
+            }
+        }
         Ok(())
     }
 
@@ -142,18 +139,27 @@ impl Edit<'_> {
         };
         let unused: Vec<Lent> = lent(observed).filter(unused).collect();
         for lent in unused {
-            if let Err(why) = self.adopt_lent(lent) {
+            // Of two sources that claim to have lent the same member, the second one stays a stray.
+            if self.knows(lent.volume, lent.member) {
+                not_adopted.insert(lent.contradiction("a member that another one has lent"));
+            } else if let Err(why) = self.adopt_lent(lent) {
                 not_adopted.insert(why);
             }
         }
     }
 
     fn adopt_lent(&mut self, lent: Lent) -> Result<(), NotAdopted> {
+        if lent.member > MEMBER_MAX {
+            return Err(lent.contradiction("a member number that is never given out"));
+        }
+        if self.capacity_of(&lent.source).is_some_and(|capacity| lent.bytes > capacity) {
+            return Err(lent.contradiction("more memory than it has"));
+        }
         let Lent { source, volume: id, member, host, bytes } = lent;
         let (zone, pool) = (self.zone_with(&host)?, self.pool_with(&source)?);
         let spec = self.spec_of(pool, zone, &VolumeReport::default(), &[]);
         let new = || Volume {
-            name: adopted_name(id),
+            name: self.free_name(id),
             spec,
             spans: Vec::new(),
             leaving: BTreeMap::new(),
@@ -163,7 +169,7 @@ impl Edit<'_> {
             next_span: SpanId(1),
         };
         let mut volume = self.desired.volumes.get(&id).cloned().unwrap_or_else(new);
-        volume.next_member = volume.next_member.max(MemberId(member.0 + 1));
+        volume.next_member = volume.next_member.max(after_member([&member].into_iter()));
         let place = Place { span: SpanId(0), shard: 0 };
         let member = Member { id: member, source, bytes, vppb: None };
         let why = if volume.released { Why::Unbound } else { Why::Lost };
@@ -208,7 +214,12 @@ impl Edit<'_> {
                 });
                 let Some(bytes) = size else { continue };
                 let member = Member { id: MemberId(1), source, bytes, vppb: Some(vppb) };
-                if let Err(why) = self.adopt_ld(draw(), member, host) {
+                let id = draw();
+                // An id that is taken is drawn once in 2^64 times; the next adoption draws another one.
+                if self.desired.volumes.contains_key(&id) {
+                    continue;
+                }
+                if let Err(why) = self.adopt_ld(id, member, host) {
                     not_adopted.insert(why);
                 }
             }
@@ -219,7 +230,7 @@ impl Edit<'_> {
         let (zone, pool) = (self.zone_with(&host)?, self.pool_with(&member.source)?);
         let spans = vec![Span { id: SpanId(1), members: vec![member] }];
         let mut volume = Volume {
-            name: adopted_name(id),
+            name: self.free_name(id),
             spec: self.spec_of(pool, zone, &VolumeReport::default(), &spans),
             spans,
             leaving: BTreeMap::new(),
@@ -245,7 +256,28 @@ impl Edit<'_> {
         // An agent may report the name that another volume is to be adopted with.
         let may_count = |name: &&VolumeName| !name.as_str().starts_with(ADOPTED) || **name == own;
         let free = view.name.as_ref().filter(may_count).filter(|name| self.desired.volume_named(name).is_none());
-        free.cloned().unwrap_or(own)
+        free.cloned().unwrap_or_else(|| self.free_name(id))
+    }
+
+    /// Returns a name for a volume that has none. Somebody may have created another volume with the usual one.
+    fn free_name(&self, id: VolumeId) -> VolumeName {
+        let own = adopted_name(id);
+        let numbered = (2_u64..).map(|number| format!("{own}-{number}").parse().expect("a short name"));
+        let is_free = |name: &VolumeName| self.desired.volume_named(name).is_none();
+        std::iter::once(own.clone()).chain(numbered).find(is_free).expect("volumes are finitely many")
+    }
+
+    /// Returns what a source that lends parts of its memory has in total, if the topology lists it.
+    fn capacity_of(&self, source: &Source) -> Option<Bytes> {
+        let parts = self.topology.parts();
+        match source {
+            Source::Slabs { donor } => parts.donors.get(donor).map(|donor| donor.capacity),
+            Source::DynamicCapacity { device } => match parts.devices.get(device)?.kind {
+                DeviceKind::DynamicCapacity { capacity, .. } => Some(capacity),
+                DeviceKind::Mld { .. } | DeviceKind::Sld { .. } => None,
+            },
+            Source::LogicalDevice { .. } => None,
+        }
     }
 
     fn zone_with(&self, host: &HostId) -> Result<ZoneId, NotAdopted> {
@@ -286,40 +318,19 @@ fn adopted_name(id: VolumeId) -> VolumeName {
 fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
     let left = report.left.get(&id).into_iter().flatten();
     let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());
-    let max = view.members.keys().chain(left).chain(lent).max();
+    after_member(view.members.keys().chain(left).chain(lent))
+}
+
+/// Returns the id after these. Those that are never given out do not count: they leave no id for the next member.
+fn after_member<'a>(members: impl Iterator<Item = &'a MemberId>) -> MemberId {
+    let max = members.filter(|member| **member <= MEMBER_MAX).max();
     MemberId(max.map_or(0, |max| max.0) + 1)
 }
 
-/// What a host was lent.
-struct Lent {
-    source: Source,
-    volume: VolumeId,
-    member: MemberId,
-    host: HostId,
-    bytes: Bytes,
-}
-
-/// Returns all leases, and all dynamic capacity, of sources that answer.
-fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
-    let donors = observed.donors.iter().filter(|(_, report)| report.availability.answers());
-    let leases = donors.flat_map(|(donor, report)| {
-        let leases = report.leases.iter().flat_map(|(volume, leases)| leases.iter().map(move |one| (*volume, one)));
-        leases.filter(|(_, (_, lease))| matches!(lease.state, LeaseState::Lent { .. })).map(
-            |(volume, (member, lease))| {
-                let source = Source::Slabs { donor: donor.clone() };
-                Lent { source, volume, member: *member, host: lease.host.clone(), bytes: lease.bytes }
-            },
-        )
-    });
-    let devices = observed.devices.iter().filter(|(_, report)| report.availability.answers());
-    let extents = devices.flat_map(|(device, report)| {
-        let tags = report.extents.iter().flat_map(|(volume, tags)| tags.iter().map(move |one| (*volume, one)));
-        tags.map(|(volume, (member, extent))| {
-            let source = Source::DynamicCapacity { device: device.clone() };
-            Lent { source, volume, member: *member, host: extent.host.clone(), bytes: extent.bytes }
-        })
-    });
-    leases.chain(extents)
+/// Returns the id after these, which `check_view` has accepted.
+fn after_span(spans: impl Iterator<Item = SpanId>) -> SpanId {
+    let max = spans.filter(|span| *span <= SPAN_MAX).max();
+    SpanId(max.map_or(0, |max| max.0) + 1)
 }
 
 /// Returns what each LD is bound to.
@@ -362,29 +373,4 @@ fn spans<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::desired::Desired;
-    use crate::placement::Capacity;
-    use crate::topology::Topology;
-
-    /// An agent that reports the name of another volume's adoption would end the adoption of all volumes there.
-    #[test]
-    fn a_reported_name_does_not_take_the_name_that_another_volume_is_adopted_with() {
-        let (topology, mut desired, observed) = (Topology::default(), Desired::default(), Observed::default());
-        let mut capacity = Capacity::new(&topology, &desired, &observed);
-        let edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
-        let (one, other) = (VolumeId(1), VolumeId(2));
-        let own = adopted_name(one);
-        for (reported, name) in [
-            (None, own.clone()),
-            (Some("db".parse().expect("a name")), "db".parse().expect("a name")),
-            (Some(own.clone()), own.clone()),
-            (Some(adopted_name(other)), own.clone()),
-            (Some("adopted-x".parse().expect("a name")), own),
-        ] {
-            let view = VolumeReport { name: reported.clone(), ..VolumeReport::default() };
-            assert_eq!(edit.name_of(one, &view), name, "{reported:?}");
-        }
-    }
-}
+mod tests;

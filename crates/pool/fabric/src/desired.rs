@@ -9,10 +9,11 @@
 //!
 //! A copy of the state shares what it has in common with the original (`shared_map.rs`), so a change is made on a copy.
 //!
-//! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`.
+//! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`. Zones above their quotas: `quota.rs`.
 
 mod change;
 mod check;
+mod quota;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use change::Edit;
 pub use check::Corrupt;
+pub use quota::OverQuota;
 
 use crate::bytes::Bytes;
 use crate::id::{

@@ -73,7 +73,7 @@ pub use audit::{Broken, Link, NotALink, Record, Tail, Verifier, verify};
 pub use bytes::{Bytes, NotBytes, SLAB};
 pub use cause::{Cause, NotAnId, REQUEST_ID_BYTES_MAX, RequestId};
 pub use declaration::{Declaration, DeclaredVolume};
-pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, Pool, Volume, Why, Zone};
+pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, OverQuota, Pool, Volume, Why, Zone};
 pub use fencing::{Command, Gate, Stale};
 pub use id::*;
 pub use observed::*;

@@ -144,7 +144,7 @@ impl Daemon {
         self.scraped.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Serves until the store fails, or, with an embedded store, another manager takes over.
+    /// Serves until the store fails, or a signal ends this manager.
     pub fn serve(self) -> Failure {
         let Daemon { runtime, listener, scraped, tls, service, role, config } = self;
         let notify = Notify::from_environment();

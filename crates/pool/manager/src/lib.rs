@@ -48,6 +48,7 @@ mod snapshot;
 mod subscriptions;
 mod tasks;
 mod tenure;
+mod term_claims;
 mod tls;
 mod writer;
 

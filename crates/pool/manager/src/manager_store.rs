@@ -42,6 +42,8 @@ pub(crate) enum ManagerStoreFailure {
     NotCommitted(NotCommitted),
     /// The store cannot be read.
     Store(StoreFailure),
+    /// No term is greater than the stored one.
+    TermsUsedUp(Term),
 }
 
 impl fmt::Display for ManagerStoreFailure {
@@ -51,6 +53,7 @@ impl fmt::Display for ManagerStoreFailure {
             Self::Damaged { key, error } => write!(f, "{key} of the state is damaged ({error}); restore a backup"),
             Self::NotCommitted(not) => not.fmt(f),
             Self::Store(failure) => failure.fmt(f),
+            Self::TermsUsedUp(term) => write!(f, "no term is greater than {term}, the stored one; restore a backup"),
         }
     }
 }
@@ -75,7 +78,7 @@ impl ManagerStoreFailure {
     /// Returns whether another attempt, by this manager or another one, may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::Corrupt(_) | Self::Damaged { .. } => false,
+            Self::Corrupt(_) | Self::Damaged { .. } | Self::TermsUsedUp(_) => false,
             Self::NotCommitted(_) => true,
             Self::Store(failure) => !matches!(
                 failure,
@@ -118,6 +121,8 @@ pub(crate) struct ManagerStore {
     meters: Arc<Meters>,
     term: Term,
     term_version: Option<u64>,
+    /// Whether `term` was taken by this manager.
+    has_taken_term: bool,
     head_version: Option<u64>,
     tail: Tail,
     tail_version: Option<u64>,
@@ -155,10 +160,14 @@ impl ManagerStore {
             meters: Arc::default(),
             term: Term(0),
             term_version: None,
+            has_taken_term: false,
             head_version: None,
             tail: Tail::default(),
             tail_version: None,
         };
+        if let Some((version, term)) = store.load::<Term>("term")? {
+            (store.term_version, store.term) = (Some(version), term);
+        }
         let desired = store.reload()?;
         Ok((store, desired))
     }
@@ -170,10 +179,13 @@ impl ManagerStore {
         self
     }
 
-    /// Reads the state again: after a term was taken, nobody else changes it.
+    /// Reads the state. Once this manager has taken a term, only the state of that term is returned: nobody else
+    /// changes it, and a manager that has been deposed since must not write under its successor's term.
     pub(crate) fn reload(&mut self) -> Result<Desired, ManagerStoreFailure> {
-        let (term, tail) = (self.load::<Term>("term")?, self.load::<Tail>("audit/tail")?);
-        (self.term_version, self.term) = term.map_or((None, Term(0)), |(version, term)| (Some(version), term));
+        if self.has_taken_term && self.successor()?.is_some() {
+            return Err(NotCommitted::Conflict { key: key("term") }.into());
+        }
+        let tail = self.load::<Tail>("audit/tail")?;
         (self.tail_version, self.tail) = tail.map_or((None, Tail::default()), |(version, tail)| (Some(version), tail));
         let (mut desired, mut head_version) = (Desired::default(), None);
         if let Some((version, head)) = self.load::<Desired>("desired/head")? {
@@ -203,12 +215,19 @@ impl ManagerStore {
 
     /// Stores a term greater than all before it, and greater than `seen`.
     pub(crate) fn take_term(&mut self, seen: Term) -> Result<Term, ManagerStoreFailure> {
-        let term = Term(self.term.0.max(seen.0) + 1);
+        let before = self.term.max(seen);
+        let term = Term(before.0.checked_add(1).ok_or(ManagerStoreFailure::TermsUsedUp(before))?);
         let transaction =
             Transaction::new().expect(key("term"), expected(self.term_version)).put(key("term"), json(&term));
         let version = self.write(&transaction)?;
-        (self.term, self.term_version) = (term, Some(version));
+        (self.term, self.term_version, self.has_taken_term) = (term, Some(version), true);
         Ok(term)
+    }
+
+    /// Returns the stored term, if it is not the one that this manager has taken: then another manager was elected.
+    pub(crate) fn successor(&self) -> Result<Option<Term>, ManagerStoreFailure> {
+        let (version, term) = self.load::<Term>("term")?.unzip();
+        Ok(term.filter(|_| version != self.term_version))
     }
 
     /// Stores the difference between two desired states, with the records of why.

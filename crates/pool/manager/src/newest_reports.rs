@@ -7,20 +7,30 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use aquifer_fabric::{Availability, DeviceReport, DonorReport, HostReport, Millis, Observed, SharedMap, Term};
+use aquifer_fabric::{Availability, DeviceReport, DonorReport, End, HostReport, Millis, Observed, SharedMap, Term};
 
 use crate::peers::{Reported, Reports, Silent};
+use crate::term_claims::{Claim, Claims};
+
+/// What people are told about a peer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// Its name in our message registry.
+    pub(crate) kind: &'static str,
+    pub(crate) severity: &'static str,
+    pub(crate) what: String,
+}
 
 /// What follows from a round of reports, besides the observed state.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    /// The greatest term seen by a peer that has reported to this manager before: another manager was elected.
-    pub(crate) deposed_by: Option<Term>,
-    /// The greatest term seen by a peer that reports to this manager for the first time. There need not be another
-    /// manager: this one's state may have been lost.
-    pub(crate) outrun_by: Option<Term>,
-    /// Peers that became silent or answer again, as lines for people.
-    pub(crate) notices: Vec<(bool, String)>,
+    /// The greatest term that a peer says it has seen, among those that are not believed. Only the store says whether
+    /// another manager has taken one.
+    pub(crate) contradicted_by: Option<Term>,
+    /// The terms seen by peers that are believed: this manager must take a greater one.
+    pub(crate) outrun_by: BTreeMap<End, Term>,
+    /// Peers that became silent, answer again, or are not believed.
+    pub(crate) notices: Vec<Notice>,
 }
 
 trait Report {
@@ -59,17 +69,18 @@ impl Report for DeviceReport {
 }
 
 /// Takes over what was reported.
-pub(crate) fn merge(observed: &mut Observed, reports: Reports, now: Millis) -> Merged {
+pub(crate) fn merge(observed: &mut Observed, claims: &mut Claims, reports: Reports, now: Millis) -> Merged {
     let mut merged = Merged::default();
-    one_kind("donor", &mut observed.donors, reports.donors, now, &mut merged);
-    one_kind("host", &mut observed.hosts, reports.hosts, now, &mut merged);
-    one_kind("device", &mut observed.devices, reports.devices, now, &mut merged);
+    one_kind(("donor", End::Donor), &mut observed.donors, claims, reports.donors, now, &mut merged);
+    one_kind(("host", End::Host), &mut observed.hosts, claims, reports.hosts, now, &mut merged);
+    one_kind(("device", End::Device), &mut observed.devices, claims, reports.devices, now, &mut merged);
     merged
 }
 
 fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
-    kind: &str,
+    (kind, end): (&str, fn(K) -> End),
     known: &mut SharedMap<K, R>,
+    claims: &mut Claims,
     reports: BTreeMap<K, Reported<R>>,
     now: Millis,
     merged: &mut Merged,
@@ -77,9 +88,11 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
     for (name, report) in reports {
         match report {
             Ok(report) => {
+                claims.reported(&end(name.clone()));
                 let before = known.shared(&name);
                 if before.is_some_and(|known| !known.is_answering()) {
-                    merged.notices.push((true, format!("{kind} {name} answers again")));
+                    let what = format!("{kind} {name} answers again");
+                    merged.notices.push(Notice { kind: "PeerAnswers", severity: "OK", what });
                 }
                 // A report that says the same as before is dropped in favour of the old allocation, so that others see
                 // without a comparison that nothing has changed.
@@ -87,21 +100,39 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
                     known.insert_shared(name, report);
                 }
             }
-            Err(Silent::Deposed { seen }) if known.contains_key(&name) => {
-                merged.deposed_by = merged.deposed_by.max(Some(seen));
-            }
-            Err(Silent::Deposed { seen }) => merged.outrun_by = merged.outrun_by.max(Some(seen)),
-            Err(Silent::NoAnswer) => {
-                // One that has never reported stays unknown: nothing is guessed about it.
-                if !known.get(&name).is_some_and(Report::is_answering) {
-                    continue;
+            Err(Silent::Deposed { seen }) => {
+                let of = end(name.clone());
+                match claims.judge(&of, known.contains_key(&name), seen, now) {
+                    Claim::Outruns => drop(merged.outrun_by.insert(of, seen)),
+                    claim => {
+                        merged.contradicted_by = merged.contradicted_by.max(Some(seen));
+                        miss(known, &name, now);
+                        if claims.disbelieve(of) {
+                            let what = claim.disbelieved(&format!("{kind} {name}"), seen);
+                            merged.notices.push(Notice { kind: "TermNotBelieved", severity: "Critical", what });
+                        }
+                    }
                 }
-                let silent = known.value_mut(&name).map(Report::availability);
-                silent.into_iter().for_each(|availability| *availability = Availability::Gone { since: now });
-                merged.notices.push((false, format!("{kind} {name} does not answer")));
+            }
+            Err(Silent::NoAnswer) => {
+                if miss(known, &name, now) {
+                    let what = format!("{kind} {name} does not answer");
+                    merged.notices.push(Notice { kind: "PeerSilent", severity: "Warning", what });
+                }
             }
         }
     }
+}
+
+/// Notes since when a peer has been silent. Returns whether it answered until now.
+fn miss<K: Ord + Clone, R: Report + Clone>(known: &mut SharedMap<K, R>, name: &K, now: Millis) -> bool {
+    // One that has never reported stays unknown: nothing is guessed about it.
+    if !known.get(name).is_some_and(Report::is_answering) {
+        return false;
+    }
+    let silent = known.value_mut(name).map(Report::availability);
+    silent.into_iter().for_each(|availability| *availability = Availability::Gone { since: now });
+    true
 }
 
 #[cfg(test)]
@@ -112,22 +143,51 @@ mod tests {
         Reports { donors: [("d0".parse().expect("a name"), report.map(Arc::new))].into(), ..Reports::default() }
     }
 
+    fn merge(observed: &mut Observed, claims: &mut Claims, report: Result<DonorReport, Silent>, now: u64) -> Merged {
+        super::merge(observed, claims, reports(report), Millis(now))
+    }
+
     #[test]
     fn silence_is_dated_from_its_beginning() {
-        let mut observed = Observed::default();
-        merge(&mut observed, reports(Err(Silent::NoAnswer)), Millis(1));
-        assert!(observed.donors.is_empty(), "one that never reported stays unknown");
-        merge(&mut observed, reports(Ok(DonorReport::default())), Millis(2));
+        let (mut observed, mut claims) = (Observed::default(), Claims::default());
+        let mut merge = |report, now| {
+            let merged = merge(&mut observed, &mut claims, report, now);
+            (observed.donors.values().next().map(|donor| donor.availability), merged)
+        };
+        assert_eq!(merge(Err(Silent::NoAnswer), 1).0, None, "one that never reported stays unknown");
+        merge(Ok(DonorReport::default()), 2);
         for now in [3, 4, 5] {
-            merge(&mut observed, reports(Err(Silent::NoAnswer)), Millis(now));
+            assert_eq!(merge(Err(Silent::NoAnswer), now).0, Some(Availability::Gone { since: Millis(3) }));
         }
-        let donor = observed.donors.values().next().expect("it reported once");
-        assert_eq!(donor.availability, Availability::Gone { since: Millis(3) });
-        let merged = merge(&mut observed, reports(Ok(DonorReport::default())), Millis(6));
-        assert_eq!(merged.notices, [(true, "donor d0 answers again".to_owned())]);
-        let merged = merge(&mut observed, reports(Err(Silent::Deposed { seen: Term(9) })), Millis(7));
-        assert_eq!((merged.deposed_by, merged.outrun_by), (Some(Term(9)), None));
-        let merged = merge(&mut Observed::default(), reports(Err(Silent::Deposed { seen: Term(9) })), Millis(7));
-        assert_eq!((merged.deposed_by, merged.outrun_by), (None, Some(Term(9))), "it is met for the first time");
+        let (_, merged) = merge(Ok(DonorReport::default()), 6);
+        let again = Notice { kind: "PeerAnswers", severity: "OK", what: "donor d0 answers again".to_owned() };
+        assert_eq!(merged.notices, [again]);
+    }
+
+    #[test]
+    fn a_claim_of_a_peer_that_has_reported_is_silence_and_is_said_once() {
+        let (mut observed, mut claims) = (Observed::default(), Claims::default());
+        let first = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(9) }), 1);
+        assert_eq!((first.contradicted_by, first.outrun_by.len()), (None, 1), "it is met for the first time");
+        merge(&mut observed, &mut claims, Ok(DonorReport::default()), 2);
+        for (now, notices) in [(3, 1), (4, 0)] {
+            let merged = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(9 + now) }), now);
+            assert_eq!((merged.contradicted_by, merged.outrun_by.len()), (Some(Term(9 + now)), 0));
+            assert_eq!(merged.notices.len(), notices, "{:?}", merged.notices);
+            let donor = observed.donors.values().next().expect("it reported once");
+            assert_eq!(donor.availability, Availability::Gone { since: Millis(3) });
+        }
+        merge(&mut observed, &mut claims, Ok(DonorReport::default()), 5);
+        let again = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(99) }), 6);
+        assert_eq!((again.notices.len(), again.notices[0].severity), (1, "Critical"));
+    }
+
+    #[test]
+    fn a_term_that_no_manager_takes_is_never_followed() {
+        let (mut observed, mut claims) = (Observed::default(), Claims::default());
+        let merged = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(u64::MAX - 1) }), 7);
+        assert_eq!((merged.contradicted_by, merged.outrun_by.len()), (Some(Term(u64::MAX - 1)), 0));
+        assert!(merged.notices[0].what.contains("more than a day ahead"), "{:?}", merged.notices);
+        assert!(observed.donors.is_empty(), "it has never reported");
     }
 }

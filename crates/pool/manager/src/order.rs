@@ -12,7 +12,7 @@ use std::fmt;
 
 use aquifer_cxl_peers::{Act as SwitchAct, PortAct};
 use aquifer_fabric::{
-    Bytes, Capacity, Cause, Declaration, Desired, DeviceId, DonorId, Edit, HostId, LdId, Member, MemberId, NotAdopted,
+    Bytes, Capacity, Cause, Corrupt, Declaration, Desired, DeviceId, DonorId, Edit, HostId, LdId, Member, MemberId,
     NotApplied, Observed, Refusal, Slot, Source, Topology, Volume, VolumeId, VolumeName, VolumeSpec, Why, apply,
 };
 use ring::digest::{SHA256, digest};
@@ -89,6 +89,8 @@ pub(crate) struct Order {
 /// Why an order is not carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum NotDone {
+    /// No manager could read the state that the order leads to.
+    Inconsistent(Corrupt),
     NotApplied(NotApplied),
     Refused(Refusal),
     /// The volume no longer has the ETag that the order names.
@@ -105,6 +107,11 @@ pub(crate) enum NotDone {
 impl fmt::Display for NotDone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Inconsistent(corrupt) => write!(
+                f,
+                "nothing is changed, since afterwards {}; report this bug, with what 'aquifer fabric export' prints",
+                corrupt.cause()
+            ),
             Self::NotApplied(not) => not.fmt(f),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
@@ -146,8 +153,9 @@ pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
     if_match.trim() == "*" || if_match.split(',').any(|tag| bare(tag) == etag)
 }
 
-/// Changes the desired state as an order asks. Returns what could not be adopted. On failure `desired` may be half
-/// changed: the caller works on a copy, and counts `capacity` again from what it keeps.
+/// Changes the desired state as an order asks. Returns remarks: what could not be adopted, and which zones are above
+/// their quotas after that. On failure `desired` may be half changed: the caller works on a copy, and counts `capacity`
+/// again from what it keeps.
 pub(crate) fn change(
     topology: &Topology,
     desired: &mut Desired,
@@ -155,7 +163,7 @@ pub(crate) fn change(
     capacity: &mut Capacity,
     order: &Order,
     mut draw: impl FnMut() -> VolumeId,
-) -> Result<Vec<NotAdopted>, NotDone> {
+) -> Result<Vec<String>, NotDone> {
     check(topology, desired, order)?;
     if let Act::Apply(declaration) = &order.act {
         return apply(topology, desired, observed, declaration, draw).map(|_| Vec::new()).map_err(NotDone::NotApplied);
@@ -165,7 +173,14 @@ pub(crate) fn change(
     let id = || id.ok_or_else(unknown);
     let mut edit = Edit { topology, desired, capacity };
     match &order.act {
-        Act::Adopt => return Ok(edit.adopt(observed, draw)),
+        Act::Adopt => {
+            let not_adopted = edit.adopt(observed, draw);
+            // Here reports become a part of the state, which must be one that is accepted at the next start. A look at
+            // all volumes costs little in so rare an order.
+            desired.check().map_err(NotDone::Inconsistent)?;
+            let over_quota = desired.over_quota().into_iter().map(|over| over.to_string());
+            return Ok(not_adopted.iter().map(ToString::to_string).chain(over_quota).collect());
+        }
         Act::Apply(_) => {}
         Act::Bind(_, host) => edit.bind(id()?, host)?,
         Act::Create(name, spec) => edit.create(draw(), name.clone(), (**spec).clone())?,

@@ -7,12 +7,16 @@
 //! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
 //! acted on after the restart, what was not stored never happened.
 //!
-//! Next on the path: `fabric/src/reconcile.rs`, which steps to send; `peers.rs`, how they are sent.
+//! Next on the path: `writer/hearing.rs`, how reports are read; `fabric/src/reconcile.rs`, which steps to send;
+//! `peers.rs`, how they are sent.
 
 mod causes;
+mod hearing;
 mod orders;
 mod posted;
 mod stop;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,19 +28,16 @@ use aquifer_fabric::{
 };
 
 use crate::manager_store::{Entry, ManagerStore};
-use crate::newest_reports::{Merged, merge};
 use crate::order::{NotDone, Order};
-use crate::peers::{Asked, Peers};
+use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::{Tasks, volume_of};
 use crate::tenure::Tenure;
+use crate::term_claims::Claims;
 use causes::{Causes, begin_order, begin_steps, end_order, end_steps};
 use posted::Answer;
 pub(crate) use posted::{Done, Posted, Shared};
 pub(crate) use stop::Stop;
-
-/// Maximum number of terms that a start tries, each greater than what the peers have seen.
-const ELECTIONS_MAX: usize = 16;
 
 /// How soon the next round is useful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub(crate) struct Writer {
     term: Term,
     desired: Desired,
     observed: Observed,
+    /// What peers say of greater terms.
+    claims: Claims,
     /// What is left to do, and what is free, from round to round.
     backlog: Backlog,
     capacity: RunningCapacity,
@@ -73,75 +76,44 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Takes a term that all peers accept, reads the state that nobody else changes from then on, waits until no
-    /// command of an earlier manager can arrive at a switch, and reads the first reports.
+    /// Takes a term that is greater than those that peers have seen, and reads the first reports; reads the state,
+    /// which nobody else changes from then on; waits until no command of an earlier manager can arrive at a switch.
     pub(crate) fn start(
         shared: Arc<Shared>,
         mut store: ManagerStore,
         tenure: Tenure,
-        mut peers: Box<dyn Peers>,
+        peers: Box<dyn Peers>,
         silent_ms: u64,
         now: Millis,
     ) -> Result<Writer, Stop> {
-        let mut observed = Observed::default();
-        let mut seen = peers.term_min();
-        let mut term = Term(0);
-        for _ in 0..ELECTIONS_MAX {
-            term = store.take_term(seen)?;
-            let merged = merge(&mut observed, peers.reports(term, Asked::All), now);
-            match merged.deposed_by.max(merged.outrun_by) {
-                None => {
-                    let desired = store.reload()?;
-                    std::thread::sleep(peers.command_time_max());
-                    let (sequences, tasks) = (BTreeMap::new(), Tasks::default());
-                    let (unrepaired, rounds, steps) = (Vec::new(), 0, StepCounts::default());
-                    let mut writer = Writer {
-                        shared,
-                        store,
-                        tenure,
-                        peers,
-                        term,
-                        desired,
-                        observed,
-                        backlog: Backlog::default(),
-                        capacity: RunningCapacity::default(),
-                        due: Vec::new(),
-                        sequences,
-                        tasks,
-                        causes: Causes::default(),
-                        unrepaired,
-                        rounds,
-                        steps,
-                        silent_ms,
-                    };
-                    writer.store_records(now)?;
-                    let topology = writer.peers.topology();
-                    writer.publish(&topology, Round::default());
-                    return Ok(writer);
-                }
-                Some(greater) => seen = greater,
-            }
-        }
-        Err(Stop::Deposed { seen: seen.max(term) })
-    }
-
-    /// Reads reports. If one that reports for the first time has seen a greater term, this takes a still greater one.
-    fn hear(&mut self, now: Millis) -> Result<Merged, Stop> {
-        let awaited = self.backlog.awaited();
-        let reports = self.peers.reports(self.term, Asked::Awaited(&awaited));
-        let mut merged = merge(&mut self.observed, reports, now);
-        for _ in 0..ELECTIONS_MAX {
-            match (merged.deposed_by, merged.outrun_by) {
-                (Some(seen), _) => return Err(Stop::Deposed { seen }),
-                (None, None) => return Ok(merged),
-                (None, Some(seen)) => self.term = self.store.take_term(seen)?,
-            }
-            self.sequences.clear();
-            let again = merge(&mut self.observed, self.peers.reports(self.term, Asked::All), now);
-            merged.notices.extend(again.notices);
-            (merged.deposed_by, merged.outrun_by) = (again.deposed_by, again.outrun_by);
-        }
-        Err(Stop::Deposed { seen: merged.outrun_by.unwrap_or(self.term) })
+        let term = store.take_term(peers.term_min())?;
+        let mut writer = Writer {
+            shared,
+            store,
+            tenure,
+            peers,
+            term,
+            desired: Desired::default(),
+            observed: Observed::default(),
+            claims: Claims::default(),
+            backlog: Backlog::default(),
+            capacity: RunningCapacity::default(),
+            due: Vec::new(),
+            sequences: BTreeMap::new(),
+            tasks: Tasks::default(),
+            causes: Causes::default(),
+            unrepaired: Vec::new(),
+            rounds: 0,
+            steps: StepCounts::default(),
+            silent_ms,
+        };
+        writer.hear_all(now)?;
+        writer.desired = writer.store.reload()?;
+        std::thread::sleep(writer.peers.command_time_max());
+        writer.store_records(now)?;
+        let topology = writer.peers.topology();
+        writer.publish(&topology, Round::default());
+        Ok(writer)
     }
 
     /// Stores what peers want stored, such as registrations. What is too large is asked for again in the next round.
@@ -179,13 +151,9 @@ impl Writer {
 
     fn round_of(&mut self, orders: Vec<(Order, Answer)>, now: Millis) -> Result<Pace, Stop> {
         self.peers.follow(&self.desired);
-        let merged = self.hear(now)?;
+        self.hear(now)?;
         self.store_records(now)?;
         let topology = self.peers.topology();
-        for (answers, what) in merged.notices {
-            let (kind, severity) = if answers { ("PeerAnswers", "OK") } else { ("PeerSilent", "Warning") };
-            self.shared.events.add(now, kind, severity, what);
-        }
         for notice in self.peers.take_notices() {
             self.shared.events.add(now, notice.kind, severity(notice.severity), notice.message);
         }
@@ -215,7 +183,7 @@ impl Writer {
             self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
         }
         for ((order, _, outcome), mut operation) in answers.iter_mut().zip(operations) {
-            self.act_at_switch(order, outcome);
+            self.act_at_switch(&topology, order, outcome);
             end_order(&mut operation, outcome);
             if let Ok(done) = outcome {
                 self.causes.note(order, &operation, done);
@@ -252,7 +220,9 @@ impl Writer {
     fn act(&mut self, topology: &Arc<Topology>, now: Millis) -> Result<Pace, Stop> {
         self.backlog.follow(&self.desired, &self.observed);
         let round = self.backlog.round();
-        let mut commands: Vec<Command> = round.steps.iter().map(|step| self.command(step.clone())).collect();
+        let is_heard = !self.is_only_contradicted(topology);
+        let steps = round.steps.iter().filter(|_| is_heard);
+        let mut commands: Vec<Command> = steps.map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
             return Err(Stop::LeadershipLost);
         }

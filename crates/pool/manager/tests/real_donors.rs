@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! A real daemon with real donors, each a process: binding, killing either at every step, a lost state, two managers,
-//! and donors that lie.
+//! and ends that lie.
 //!
 //! That no slab is lent twice is the donor's own invariant (its lease table asserts it, and its model test); here it
 //! shows as capacity: after everything is released, each donor has all of it again.
@@ -12,14 +12,14 @@ mod pool;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_control::{Deposed, End, Kind, Query, Refused, Report};
 use aquifer_fabric::{
-    Availability, Bytes, Command, DonorReport, Gate, Incarnation, LeaseReport, LeaseState, MemberId, Millis, SLAB,
-    Term, Token, VolumeId,
+    Availability, Bytes, Command, DonorReport, Gate, HostReport, Incarnation, LeaseReport, LeaseState, MemberId,
+    MemberLease, MemberReport, MemberState, Millis, Place, SLAB, Source, SpanId, Term, Token, VolumeId, VolumeReport,
 };
-use daemon::{CHUNKS, Daemon, WAIT_MAX};
+use daemon::{CHUNKS, Daemon};
 use pool::whole::{DONORS, ENDS, Pool, declaration};
 use pool::{DonorProcess, keep, wait_until, wait_until_registered};
 use serde_json::json;
@@ -125,9 +125,10 @@ fn after_a_lost_state_the_pool_is_adopted() {
     pool.expect_nothing_lent(&daemon);
 }
 
-/// A second manager with its own state takes the donors over. The first one stops, and donors refuse it.
+/// A second manager with its own state takes the donor over, which refuses the first one from then on. Nobody tells the
+/// first one but the donor, whose word alone ends no leadership: it says so and waits.
 #[test]
-fn of_two_managers_the_one_that_was_elected_last_stays() {
+fn of_two_managers_the_one_that_was_elected_last_is_obeyed() {
     let directory = daemon::directory("real-two");
     let start = |name: &str| {
         let own = directory.join(name);
@@ -135,24 +136,26 @@ fn of_two_managers_the_one_that_was_elected_last_stays() {
         Daemon::start_registered(&own, format!("{}:0", daemon::address()).parse().expect("an address"), None)
     };
     let mut first = start("first");
-    let token = first.login("admin", &first.password());
+    let of_first = first.login("admin", &first.password());
     // The donor is configured with the second manager's address before that manager runs.
     let reserved: SocketAddr = format!("{}:7444", daemon::address()).parse().expect("an address");
     let managers = [first.control.expect("it says where"), reserved];
     let _donor = DonorProcess::start(&directory, "d1", &managers);
-    wait_until_registered(&first, &token, &["Donor.d1"]);
+    wait_until_registered(&first, &of_first, &["Donor.d1"]);
     let own = directory.join("second");
     std::fs::create_dir_all(&own).expect("a directory");
     let second = Daemon::start_registered(&own, reserved, None);
     let token = second.login("admin", &second.password());
     wait_until_registered(&second, &token, &["Donor.d1"]);
-    // It ends by itself.
-    let deadline = Instant::now() + WAIT_MAX;
-    while !first.is_killed() {
-        assert!(Instant::now() < deadline, "the deposed manager goes on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the first one has lost its donor, and says why", || {
+        let donor = first.ask("GET", "/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.d1", &of_first, "");
+        let log = std::fs::read_to_string(first.directory.join("log")).expect("a log");
+        donor.is_some_and(|donor| donor.body["Status"]["State"] != "Enabled")
+            && log.contains("if another manager with a store of its own runs, stop that one and restart this one")
+    });
     assert!(second.settle(&token));
+    wait_until_registered(&second, &token, &["Donor.d1"]);
+    assert!(!first.is_killed(), "restarted by its service, it would take the donor back");
 }
 
 #[test]
@@ -252,4 +255,111 @@ fn a_donor_that_lies_about_its_capacity_harms_only_who_is_placed_there() {
     wait_until("the other volume is bound", || pool.host.members() == 2);
     let status = daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body;
     assert_eq!(status["IsSettled"], false, "{status}");
+}
+
+/// Returns the term that an end claims to have seen, when a manager of this one asks.
+type Ahead = fn(Term) -> Term;
+
+/// An end that says that it has seen a greater term than the manager's, once it has reported this often.
+struct Claimant {
+    gate: Gate,
+    reports: usize,
+    ahead: Ahead,
+}
+
+impl End for Claimant {
+    fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
+        if self.reports == 0 {
+            return Err(Deposed { seen: (self.ahead)(query.term) });
+        }
+        self.reports -= 1;
+        self.gate.report_to(query.term).map_err(|_| Deposed { seen: self.gate.term() })?;
+        Ok(Report::Donor(DonorReport { incarnation: Incarnation(9), term: self.gate.term(), ..DonorReport::default() }))
+    }
+
+    fn carry_out(&mut self, _: &Command) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// Each of these used to end the leadership of every manager, or made all ends store a term after which there is none.
+#[test]
+fn ends_that_claim_greater_terms_depose_nobody() {
+    let (pool, daemon) = Pool::start("real-claims");
+    let term = |daemon: &Daemon| daemon.ask("GET", OEM, &pool.token, "").expect("an answer").body["Term"].as_u64();
+    let before = term(&daemon).expect("a term");
+    let claims: [(&str, usize, Ahead); 3] =
+        [("l1", 2, |term| Term(term.0 + 1)), ("l2", 0, |_| Term(u64::MAX - 1)), ("l3", 0, |term| Term(term.0 + 1000))];
+    let _kept = claims.map(|(id, reports, ahead)| {
+        let gate = Gate::new(Incarnation(9), Term(0));
+        let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Claimant { gate, reports, ahead }));
+        keep(Kind::Donor, id, Bytes(SLAB.0), &[pool.control], &end)
+    });
+    let log = || std::fs::read_to_string(daemon.directory.join("log")).expect("a log");
+    wait_until("all three are found out", || {
+        ["l1", "l2", "l3"].iter().all(|id| log().contains(&format!("donor {id} says that it has seen term")))
+    });
+    assert!(pool.bind(&daemon).is_some());
+    wait_until("a volume is bound meanwhile", || pool.host.members() == 2);
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    // One of them may be right: it is met for the first time, and is believed once.
+    let after = term(&daemon).expect("a term");
+    assert!((before..before + 3_600_000).contains(&after), "{before} {after}");
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(term(&daemon), Some(after));
+    drop(daemon);
+    let daemon = pool.restart(None);
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    pool.unbind(&daemon);
+    pool.expect_nothing_lent(&daemon);
+}
+
+/// An agent that reports a volume which contradicts itself.
+struct Dreamer(VolumeReport);
+
+impl End for Dreamer {
+    fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
+        let volumes = [(VolumeId(7), self.0.clone())].into();
+        Ok(Report::Host(HostReport { incarnation: Incarnation(9), term: query.term, volumes, ..HostReport::default() }))
+    }
+
+    fn carry_out(&mut self, _: &Command) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// The manager adopts what can be believed, says what it has left out, and reads its state again after a restart.
+#[test]
+fn after_a_lost_state_a_host_that_lies_is_not_adopted_and_harms_nobody() {
+    let (mut pool, daemon) = Pool::start("real-dreams");
+    let source = Source::Slabs { donor: "d1".parse().expect("a name") };
+    let place = Place { span: SpanId(1), shard: 0 };
+    let lease = MemberLease { member: MemberId(99), place, source, bytes: SLAB, token: Token(1) };
+    let members = [(MemberId(1), MemberReport { lease, state: MemberState::InSync })].into();
+    let end: Arc<Mutex<dyn End>> = Arc::new(Mutex::new(Dreamer(VolumeReport { members, ..VolumeReport::default() })));
+    assert!(pool.bind(&daemon).is_some() && daemon.settle(&pool.token));
+    drop(daemon);
+    std::fs::remove_dir_all(pool.directory.join("state")).expect("removed");
+
+    let kept = keep(Kind::Host, "h2", Bytes::ZERO, &[pool.control], &end);
+    let daemon = pool.restart(None);
+    pool.token = daemon.login("admin", &daemon.password());
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    wait_until_registered(&daemon, &pool.token, &["Host.h2"]);
+    let mut empty = declaration(&DONORS);
+    empty["volumes"] = json!({});
+    empty["zones"]["lab"]["hosts"] = json!(["h1", "h2"]);
+    pool.apply(&daemon, &empty);
+    let adopted = daemon.ask("POST", ADOPT, &pool.token, "{}").expect("an answer");
+    assert_eq!(adopted.status, 200, "{adopted:?}");
+    assert!(adopted.body.to_string().contains("member 1 with the lease of member 99"), "{adopted:?}");
+    drop(daemon);
+    // What it reports remains a stray, and a pool with strays is not settled.
+    drop(kept);
+    let daemon = pool.restart(None);
+    wait_until_registered(&daemon, &pool.token, &ENDS);
+    let chunks = daemon.ask("GET", CHUNKS, &pool.token, "").expect("an answer").body;
+    assert_eq!(chunks["Members"].as_array().map(Vec::len), Some(1), "{chunks}");
+    pool.unbind(&daemon);
+    pool.expect_nothing_lent(&daemon);
 }

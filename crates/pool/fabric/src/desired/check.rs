@@ -58,29 +58,33 @@ pub enum Corrupt {
     },
 }
 
-impl fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const REMEDY: &str = "restore a backup, or start without a state and adopt what is reported";
+impl Corrupt {
+    /// Returns what is wrong, for somebody who can do something else about it than with a state that was stored.
+    pub fn cause(&self) -> String {
         match self {
-            Self::Format { found } => write!(
-                f,
-                "the state has format {found}, this program reads format {FORMAT}; start the version that wrote it"
-            ),
+            Self::Format { found } => format!("the state has format {found}, this program reads format {FORMAT}"),
             Self::Member { volume, member } => {
-                write!(f, "volume {volume} of the state lists member {member} twice or too early; {REMEDY}")
+                format!("volume {volume} of the state lists member {member} twice or too early")
             }
-            Self::Name { name } => write!(f, "the state has two volumes {name}; {REMEDY}"),
-            Self::Pools { source, first, second } => {
-                write!(f, "{source} is in pool {first} and in pool {second}; remove it from one of them")
-            }
-            Self::Span { volume } => {
-                write!(f, "a span of volume {volume} of the state lacks members or has too many; {REMEDY}")
-            }
-            Self::Taken { what } => write!(f, "the state gives {what} to two members; {REMEDY}"),
+            Self::Name { name } => format!("the state has two volumes {name}"),
+            Self::Pools { source, first, second } => format!("{source} is in pool {first} and in pool {second}"),
+            Self::Span { volume } => format!("a span of volume {volume} of the state lacks members or has too many"),
+            Self::Taken { what } => format!("the state gives {what} to two members"),
             Self::Unlisted { volume } => {
-                write!(f, "volume {volume} of the state is in a pool or a zone that is not listed; {REMEDY}")
+                format!("volume {volume} of the state is in a pool or a zone that is not listed")
             }
         }
+    }
+}
+
+impl fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let remedy = match self {
+            Self::Format { .. } => "start the version that wrote it",
+            Self::Pools { .. } => "remove it from one of them",
+            _ => "restore a backup, or start without a state and adopt what is reported",
+        };
+        write!(f, "{}; {remedy}", self.cause())
     }
 }
 

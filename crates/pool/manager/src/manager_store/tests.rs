@@ -79,6 +79,31 @@ fn a_new_manager_has_what_the_old_one_stored_until_it_was_deposed() {
     new_manager.change(&last, &with_zone(&last, "dev"), &[], Millis(0)).expect("stored");
 }
 
+/// It would have written under the term of its successor, whose changes it does not know.
+#[test]
+fn a_manager_that_was_deposed_before_it_read_the_state_gets_none() {
+    let store = MemoryStore::default();
+    let (mut old_manager, _) = open(&store);
+    old_manager.take_term(Term(0)).expect("taken");
+    assert_eq!(old_manager.successor().expect("read"), None);
+    let (mut new_manager, old) = open(&store);
+    let term = new_manager.take_term(Term(0)).expect("taken");
+    assert_eq!(old_manager.successor().expect("read"), Some(term));
+    let refused = old_manager.reload().expect_err("deposed");
+    assert!(matches!(refused, ManagerStoreFailure::NotCommitted(NotCommitted::Conflict { .. })), "{refused}");
+    assert!(old_manager.change(&old, &with_zone(&old, "lab"), &[], Millis(0)).is_err());
+    new_manager.change(&old, &with_zone(&old, "dev"), &[], Millis(0)).expect("it still leads");
+}
+
+#[test]
+fn a_term_never_wraps() {
+    let store = MemoryStore::default();
+    let (mut manager, _) = open(&store);
+    let refused = manager.take_term(Term(u64::MAX)).expect_err("there is no greater one");
+    assert!(refused.to_string().contains("; restore a backup") && !refused.may_pass(), "{refused}");
+    assert_eq!(manager.take_term(Term(4)).expect("taken"), Term(5));
+}
+
 #[test]
 fn damage_of_the_audit_log_is_found_in_the_store() {
     let mut store = MemoryStore::default();

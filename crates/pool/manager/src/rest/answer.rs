@@ -94,6 +94,7 @@ impl From<NotDone> for Problem {
             NotDone::Stale => (412, "Base.1.18.PreconditionFailed"),
             NotDone::Unknown(_) | NotDone::UnknownVolume(_) => (404, "Base.1.18.ResourceNotFound"),
             NotDone::TooLarge(_) => (413, "Base.1.18.GeneralError"),
+            NotDone::Inconsistent(_) => (409, "Base.1.18.GeneralError"),
             NotDone::Switch(_) => (409, "Base.1.18.ResourceInUse"),
             NotDone::NotApplied(_) => (409, "AquiferFabric.1.0.NotApplied"),
             NotDone::Refused(refusal) => match refusal {

@@ -14,7 +14,7 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 29] = [
+const MESSAGES: [(&str, &str, &str, &str); 30] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
@@ -40,6 +40,7 @@ const MESSAGES: [(&str, &str, &str, &str); 29] = [
     ("SwitchSilent", "Warning", "A switch does not answer.", "Look at it and at the network."),
     ("SwitchLeftOut", "Critical", "A switch cannot be part of the pool.", "Do what the message says."),
     ("TaskDone", "OK", "A task has ended.", "None."),
+    ("TermNotBelieved", "Critical", "An end claims to have seen a greater term.", "Do what the message says."),
     ("TestEvent", "OK", "An event to test a subscription.", "None."),
     ("VppbBound", "OK", "A vPPB was bound.", "None."),
     ("VppbChanged", "OK", "A vPPB is being bound or unbound.", "None."),

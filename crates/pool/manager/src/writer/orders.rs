@@ -26,18 +26,13 @@ impl Writer {
         let mut new = desired.clone();
         let draw = || VolumeId(u64::from_le_bytes(random()));
         let capacity = self.capacity.follow(topology, desired, &self.observed);
-        let not_adopted = change(topology, &mut new, &self.observed, capacity, order, draw)?;
+        let remarks = change(topology, &mut new, &self.observed, capacity, order, draw)?;
         let (before, after) = Declaration::of_both(desired, &new);
         let mut changes: Vec<String> = diff(&before, &after).iter().map(ToString::to_string).collect();
         if changes.is_empty() && new != *desired {
             changes.push(format!("~ {}", order.act));
         }
-        let mut done = Done {
-            changes,
-            remarks: not_adopted.iter().map(ToString::to_string).collect(),
-            version: new.version,
-            ..Done::default()
-        };
+        let mut done = Done { changes, remarks, version: new.version, ..Done::default() };
         if order.is_dry_run {
             let mut ahead = self.backlog.clone();
             ahead.follow(desired, &self.observed);
@@ -64,8 +59,13 @@ impl Writer {
     }
 
     /// Sends an order to its switch, after its record was stored.
-    pub(super) fn act_at_switch(&mut self, order: &Order, outcome: &mut Result<Done, NotDone>) {
+    pub(super) fn act_at_switch(&mut self, topology: &Topology, order: &Order, outcome: &mut Result<Done, NotDone>) {
         let (Act::Switch(act), Ok(_), false) = (&order.act, &outcome, order.is_dry_run) else { return };
+        if self.is_only_contradicted(topology) {
+            let why = "every donor and host that answers has seen the greater term of another manager; ask that one";
+            *outcome = Err(NotDone::Switch(why.into()));
+            return;
+        }
         if let Err(failure) = self.peers.act(act) {
             *outcome = Err(NotDone::Switch(failure.to_string()));
         }
