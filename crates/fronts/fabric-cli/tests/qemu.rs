@@ -56,6 +56,7 @@ impl Rig {
 }
 
 /// A manager of these switches, `s0` and so on. Host `h00N` is at the upstream port of switch `sN`.
+/// QEMU's device cannot be told to wipe what is released, so the manager is told that it does so by itself.
 struct ManagerProcess {
     daemon: Daemon,
     token: String,
@@ -66,7 +67,7 @@ impl ManagerProcess {
         let section = |number: u32| {
             let socket = directory.join(format!("s{number}.s"));
             format!(
-                "[[switches]]\nname = \"s{number}\"\naddress = \"unix:{}\"\n\
+                "[[switches]]\nname = \"s{number}\"\naddress = \"unix:{}\"\nwipe = \"on-unbind\"\n\
                  hosts = {{ h{number:03} = [{upstream}] }}\n",
                 socket.display()
             )

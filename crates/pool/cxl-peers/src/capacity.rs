@@ -4,35 +4,33 @@
 //! Carries out the steps for dynamic capacity: adds it to a host, tagged with volume and member, and releases it by its
 //! tag, to be sanitized.
 //!
-//! A host reaches dynamic capacity through a vPPB that is bound to the device: to an LD of an MLD, or to a head. It is
-//! bound here when the first capacity is added, and unbound when another host needs it and it has none left.
+//! Next on the path: `wiped_blocks.rs` makes sure that no block that is added holds another host's bytes, and
+//! `capacity_hosts.rs` that the host reaches the device.
 
 use std::sync::Arc;
 
-use aquifer_fabric::{Bytes, DeviceId, HostId, MemberId, NO_LD, VolumeId};
-use aquifer_fmapi::{BindVppb, BindingStatus, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy};
+use aquifer_fabric::{Bytes, DeviceId, HostId, MemberId, VolumeId};
+use aquifer_fmapi::{InitiateDcAdd, InitiateDcRelease, ReturnCode, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
 
 use crate::choice::Choice;
 use crate::discover::read_offers;
 use crate::inventory::{CapacityView, DeviceView};
 use crate::one_switch::Peer;
-use crate::parts::kept_for_capacity;
-use crate::report::{address, host_of, vppb_of_host};
-use crate::step::bind_at_a_head;
+use crate::report::{host_of, vppb_of_host};
 use crate::step_failure::NotDone;
 use crate::tag::tag_of;
 
 /// Flags of a release: by force, and sanitized. The policy by tag is zero.
-const FORCED: u8 = 1 << 4;
-const SANITIZED: u8 = 1 << 5;
+pub(crate) const FORCED: u8 = 1 << 4;
+pub(crate) const SANITIZED: u8 = 1 << 5;
 /// The policies of a release, as bits of the device's capabilities.
-const CAN_RELEASE_BY_TAG: u16 = 1;
+pub(crate) const CAN_RELEASE_BY_TAG: u16 = 1;
 /// Commands that release what a host has not answered, whose length no list gives: the length is halved until it fits,
 /// and what is left follows.
 const RELEASES_MAX: usize = 128;
 /// Maximum number of hosts of one device.
-const HOSTS_MAX: u16 = 256;
+pub(crate) const HOSTS_MAX: u16 = 256;
 
 impl Peer {
     pub(crate) fn add_capacity(
@@ -46,25 +44,18 @@ impl Peer {
         let (view, mut capacity) = self.dcd(client, device)?;
         let tag = tag_of(volume, member);
         let path = [Hop::Port(view.ports[0])];
+        // Carried out before, and not answered or reported yet.
+        let is_added = |capacity: &CapacityView| capacity.offers.iter().any(|offer| offer.tag == tag);
+        self.end_wiping(client, device, &path, &mut capacity)?;
+        if !is_added(&capacity) {
+            self.wipe_blocks(client, device, &view, &capacity)?;
+        }
         let host_id = self.connect_host(client, device, &view, &capacity, host)?;
         capacity.offers = read_offers(client, &path, &capacity)?;
-        // Carried out before, and not answered or reported yet.
-        if capacity.offers.iter().any(|offer| offer.tag == tag) {
+        if is_added(&capacity) {
             return Ok(());
         }
-        if !capacity.is_sanitized && capacity.offers.is_empty() {
-            // So that what other managers release, and what a host loses with its vPPB, is wiped, too. A device that
-            // does not support it works as before. Any other failure may be transient, and capacity that is added
-            // meanwhile would show its contents to the next host.
-            let (region_id, block_bytes) = (capacity.region_id, capacity.block_bytes);
-            let set = SetDcRegion { region_id, block_bytes, sanitize_on_release: 1 };
-            match client.set_dc_region(&path, &set) {
-                Ok(()) => self.is_doubtful = true,
-                Err(failure)
-                    if matches!(failure.return_code(), Some(ReturnCode::UNSUPPORTED | ReturnCode::INVALID_INPUT)) => {}
-                Err(failure) => return Err(failure.into()),
-            }
-        }
+        self.check_blocks(client, device, &view, &capacity)?;
         let (policy, extents) = if capacity.policies.0 & 1 << add_policy::FREE != 0 {
             (add_policy::FREE, Vec::new())
         } else {
@@ -141,79 +132,10 @@ impl Peer {
             None => NotDone::refused(format!("device {device} has no dynamic capacity; use its LDs")),
         }
     }
-
-    /// Returns the device's number for a host. Binds the host to the device if it is not bound.
-    fn connect_host(
-        &mut self,
-        client: &mut Client,
-        device: &DeviceId,
-        view: &DeviceView,
-        capacity: &CapacityView,
-        host: &HostId,
-    ) -> Result<u16, NotDone> {
-        let state = Arc::clone(&self.inventory);
-        let hosts = 0..capacity.hosts.min(HOSTS_MAX);
-        let host_at = |host_id| {
-            let (vcs_id, vppb_id) = vppb_of_host(&state, view, host_id)?;
-            Some((host_of(&self.config, &state, vcs_id), address(&self.config.name, vcs_id, vppb_id)))
-        };
-        if let Some(host_id) = hosts.clone().find(|host_id| host_at(*host_id).is_some_and(|(at, _)| at == Some(host))) {
-            return Ok(host_id);
-        }
-        let free = hosts.clone().find(|host_id| vppb_of_host(&state, view, *host_id).is_none());
-        let host_id = match free {
-            Some(host_id) => host_id,
-            None => {
-                let offers = read_offers(client, &[Hop::Port(view.ports[0])], capacity)?;
-                let is_idle = |host_id: &u16| offers.iter().all(|offer| offer.host_id != *host_id);
-                let ours = |host_id: &u16| host_at(*host_id).is_some_and(|(at, _)| at.is_some());
-                let Some(idle) = hosts.clone().find(|host_id| is_idle(host_id) && ours(host_id)) else {
-                    let what = "all its hosts have capacity; release theirs, or use another device";
-                    return NotDone::refused(format!("device {device} cannot have one more host: {what}"));
-                };
-                let (_, vppb) = host_at(idle).expect("it was found by its vPPB");
-                let bound = if view.is_mld() { aquifer_fabric::LdId(idle) } else { NO_LD };
-                self.unbind(client, &vppb, Some((device, bound)))?;
-                idle
-            }
-        };
-        self.bind_host(client, device, view, host_id, host)?;
-        Ok(host_id)
-    }
-
-    /// Binds a free vPPB of a host to an LD or a head of a device, from the last vPPB down.
-    fn bind_host(
-        &mut self,
-        client: &mut Client,
-        device: &DeviceId,
-        view: &DeviceView,
-        host_id: u16,
-        host: &HostId,
-    ) -> Result<(), NotDone> {
-        let state = self.read_state(client)?;
-        let is_free = |vcs_id: u8, vppb_id: &u8| {
-            state.vppb(vcs_id, *vppb_id).is_some_and(|vppb| vppb.status == BindingStatus::Unbound)
-        };
-        let vcss = state.vcss.keys().filter(|vcs_id| host_of(&self.config, &state, **vcs_id) == Some(host));
-        let mut free = vcss.filter_map(|vcs_id| {
-            let kept = kept_for_capacity(&state, *vcs_id).rev();
-            kept.into_iter().find(|vppb_id| is_free(*vcs_id, vppb_id)).map(|vppb_id| (*vcs_id, vppb_id))
-        });
-        let Some((vcs_id, vppb_id)) = free.next() else {
-            return NotDone::refused(format!("host {host} has no vPPB left for device {device}; unbind one there"));
-        };
-        let vppb = address(&self.config.name, vcs_id, vppb_id);
-        if view.is_mld() {
-            return bind_at_a_head(client, view, &vppb, host_id);
-        }
-        let head =
-            DeviceView { ports: view.ports.get(usize::from(host_id)).copied().into_iter().collect(), ..view.clone() };
-        bind_at_a_head(client, &head, &vppb, BindVppb::NO_LD)
-    }
 }
 
 /// Takes back all with a tag, including what its host has not answered.
-fn release_pending(
+pub(crate) fn release_pending(
     client: &mut Client,
     path: &[Hop],
     capacity: &CapacityView,

@@ -19,13 +19,13 @@ const BACKGROUND_SECONDS: std::ops::RangeInclusive<u64> = 1..=600;
 /// The form of an MCTP address over TCP as other tools write it; `tcp:` means the same.
 const MCTP_TCP: &str = "mctp-tcp://";
 
-/// How an LD is wiped before another host gets it.
+/// How memory is wiped before another host gets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wipe {
-    /// The switch or the device wipes an LD by itself when it is unbound, as its vendor states.
+    /// The switch or the device wipes by itself what is unbound or released, as its vendor states.
     OnUnbind,
-    /// By the command Sanitize (4400h).
+    /// LDs by the command Sanitize (4400h), dynamic capacity when it is released.
     #[default]
     Sanitize,
 }
@@ -44,7 +44,7 @@ pub struct SwitchConfig {
     /// The rack of that enclosure, unless another part of the topology says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rack: Option<RackId>,
-    /// How an LD is wiped.
+    /// How memory is wiped.
     #[serde(default)]
     pub wipe: Wipe,
     /// How long an answer may take. MCTP allows a peer 2 s.

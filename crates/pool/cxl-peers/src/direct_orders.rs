@@ -142,8 +142,10 @@ impl Peer {
         if is_bound && act != PortAct::Enable {
             return NotDone::refused(format!("the device at port {port_id} is bound to a host; unbind it first"));
         }
-        client.control_port(port_id.0, operation)?;
         self.is_doubtful = true;
+        // Its reset may end a wipe, whether or not a record tells of it.
+        self.inventory.devices_at(port_id.0).for_each(|name| self.contents.forget(name));
+        client.control_port(port_id.0, operation)?;
         Ok(())
     }
 

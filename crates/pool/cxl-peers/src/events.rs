@@ -9,18 +9,22 @@
 //! last one that this manager has read serves as its bookmark: if the bookmark has gone, records may have gone unread.
 //! A log that was empty has no bookmark. Records may have gone from it, too, before the first that is found there,
 //! unless that is the record of this manager's own bind: before each bind, the log is read.
+//!
+//! The log of a device with dynamic capacity has a bookmark as well. It says whether the region's setting was changed
+//! that makes the device wipe what is released.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use aquifer_fabric::{DeviceId, SwitchId};
 use aquifer_fmapi::{
     BindVppb, BindingStatus, CapacityEventKind, ClearEventRecords, ErrorKind, EventData, EventLog, EventRecord,
-    GetEventRecords, PortEventKind, VppbEvent, VppbEventKind,
+    GetEventRecords, PortEventKind, ReturnCode, VppbEvent, VppbEventKind,
 };
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
 use crate::discover::patiently;
-use crate::inventory::{Inventory, is_up};
+use crate::inventory::{DeviceView, Inventory, is_up};
 use crate::step_failure::{is_busy, is_unsupported};
 
 /// Maximum number of answers that are read of one log in one round. Each has some 60 records; the rest of the log of a
@@ -31,6 +35,8 @@ const HANDLES_MAX: usize = 255;
 /// How many of the newest records stay in a switch's log: more than a switch writes between two rounds of another
 /// manager.
 const KEPT: usize = 32;
+/// The bookmark alone stays in a device's log, which may have little room: QEMU's holds eight records.
+const KEPT_AT_A_DEVICE: usize = 1;
 const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
 
 /// How serious a notice is.
@@ -62,8 +68,10 @@ pub(crate) struct Said {
     pub(crate) notices: Vec<Notice>,
     /// Ports and LDs that were bound; without an LD, the port as a whole.
     pub(crate) bound: Vec<(u8, Option<u8>)>,
-    /// Ports whose link changed: another device may be there.
+    /// Ports whose link changed: the device was reset, or used elsewhere, or another one may be there.
     pub(crate) changed_ports: Vec<u8>,
+    /// Devices whose region may have had another setting, so that capacity was released without being wiped.
+    pub(crate) doubtful_blocks: Vec<DeviceId>,
     /// `true` if records were lost, so that anything may have happened.
     pub(crate) has_lost: bool,
 }
@@ -111,6 +119,8 @@ pub(crate) struct Events {
     /// `true` once the switch has said that it has no logs.
     is_unsupported: bool,
     marks: [Mark; SWITCH_LOGS.len()],
+    /// The bookmarks of devices with dynamic capacity.
+    device_marks: BTreeMap<DeviceId, Mark>,
     /// The latest bind of this manager.
     own_bind: Option<OwnBind>,
 }
@@ -119,6 +129,11 @@ impl Events {
     /// Notes what this manager is about to bind. It has read the logs just before.
     pub(crate) fn expect(&mut self, bind: OwnBind) {
         self.own_bind = Some(bind);
+    }
+
+    /// Returns whether the switch has no logs, so that what happens between two rounds leaves no trace.
+    pub(crate) fn are_missing(&self) -> bool {
+        self.is_unsupported
     }
 
     /// Reads and clears the logs of a switch.
@@ -133,8 +148,8 @@ impl Events {
             if self.is_unsupported {
                 break;
             }
-            let own = self.own_bind.as_ref();
-            match read_log(client, clock, &[], log, Some((mark, own)), &mut |seen| match seen {
+            let bookmark = Bookmark { mark, own: self.own_bind.as_ref(), kept: KEPT };
+            match read_log(client, clock, &[], log, bookmark, &mut |seen| match seen {
                 Seen::Record(record) => note(switch, None, record, said),
                 Seen::Loss => said.has_lost = true,
             }) {
@@ -148,6 +163,7 @@ impl Events {
 
     /// Reads and clears the logs of devices with dynamic capacity. One that does not answer is read later.
     pub(crate) fn read_devices(
+        &mut self,
         client: &mut Client,
         clock: &dyn Clock,
         switch: &SwitchId,
@@ -156,19 +172,52 @@ impl Events {
     ) -> Result<(), Failure> {
         let devices = inventory.devices.iter().filter(|(_, device)| device.is_reachable && device.capacity.is_some());
         for (name, device) in devices {
-            let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
-            match read_log(client, clock, &path, log, None, &mut |seen| match seen {
-                Seen::Record(record) => note(switch, Some(name), record, said),
-                // Capacity is read in each round, whatever the records say.
-                Seen::Loss => {}
-            }) {
-                Ok(()) => {}
+            match self.read_device(client, clock, switch, name, device, said) {
                 Err(failure) if failure.is_fatal() => return Err(failure),
-                Err(_) => {}
+                Ok(_) | Err(_) => {}
             }
         }
         Ok(())
     }
+
+    /// Reads and clears the log of a device with dynamic capacity. Returns whether it has one.
+    pub(crate) fn read_device(
+        &mut self,
+        client: &mut Client,
+        clock: &dyn Clock,
+        switch: &SwitchId,
+        name: &DeviceId,
+        device: &DeviceView,
+        said: &mut Said,
+    ) -> Result<bool, Failure> {
+        let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
+        let mark = self.device_marks.entry(name.clone()).or_default();
+        let bookmark = Bookmark { mark, own: None, kept: KEPT_AT_A_DEVICE };
+        match read_log(client, clock, &path, log, bookmark, &mut |seen| match seen {
+            Seen::Record(record) => note(switch, Some(name), record, said),
+            // What hosts have is read in each round, whatever the records say.
+            Seen::Loss => said.doubtful_blocks.push(name.clone()),
+        }) {
+            Ok(()) => Ok(true),
+            Err(failure) if is_unsupported(&failure) || has_no_such_log(&failure) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// Returns whether a device has logs, and not this one.
+fn has_no_such_log(failure: &Failure) -> bool {
+    matches!(failure.return_code(), Some(ReturnCode::INVALID_INPUT | ReturnCode::INVALID_LOG))
+}
+
+/// How a log is read on from where it was left.
+struct Bookmark<'a> {
+    /// Up to where it was read.
+    mark: &'a mut Mark,
+    /// The latest bind of this manager, if the log has records of binds.
+    own: Option<&'a OwnBind>,
+    /// How many of the newest records stay.
+    kept: usize,
 }
 
 /// What a log says.
@@ -179,19 +228,18 @@ enum Seen<'a> {
     Record(&'a EventRecord),
 }
 
-/// Reads a log, and clears the records that were read. Each record is noted before it is cleared: the answer to that
-/// may be lost. With a mark, the newest records stay. It comes with the latest bind of this manager.
+/// Reads a log, and clears the records that were read, except the newest. Each record is noted before it is cleared:
+/// the answer to that may be lost.
 fn read_log(
     client: &mut Client,
     clock: &dyn Clock,
     path: &[Hop],
     log: EventLog,
-    mark: Option<(&mut Mark, Option<&OwnBind>)>,
+    bookmark: Bookmark<'_>,
     see: &mut dyn FnMut(Seen<'_>),
 ) -> Result<(), Failure> {
-    let (mut has_lost, mut unmarked) = (false, Mark::Unread);
-    let kept = if mark.is_some() { KEPT } else { 0 };
-    let (mark, own) = mark.unwrap_or((&mut unmarked, None));
+    let Bookmark { mark, own, kept } = bookmark;
+    let mut has_lost = false;
     for _ in 0..ANSWERS_MAX {
         let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
         has_lost |= answer.has_overflowed();
@@ -215,7 +263,7 @@ fn read_log(
         let count = answer.records.len();
         let stay = match (has_lost, has_more) {
             (true, _) => 0,
-            (false, true) => usize::from(count > 1 && kept > 0),
+            (false, true) => usize::from(count > 1),
             (false, false) => kept,
         };
         let handles: Vec<u16> = answer.records[..count.saturating_sub(stay)].iter().map(|it| it.handle).collect();
@@ -287,6 +335,9 @@ fn note(switch: &SwitchId, device: Option<&DeviceId>, record: &EventRecord, said
             ("DeviceError", severity, what)
         }
         Some(EventData::Capacity(event)) => {
+            if event.kind == CapacityEventKind::RegionConfigurationUpdated {
+                said.doubtful_blocks.extend(device.cloned());
+            }
             let name = device.map(|device| format!("device {device}")).unwrap_or_default();
             let what = match event.kind {
                 CapacityEventKind::AddResponse if event.extent.length == 0 => "has refused what it was offered",
@@ -308,7 +359,7 @@ fn severity(is_failure: bool) -> Severity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_fmapi::{PortEvent, PortStatus, Vppb};
+    use aquifer_fmapi::{CapacityEvent, PortEvent, PortStatus, Vppb};
 
     #[test]
     fn records_become_notices_and_doubt() {
@@ -333,6 +384,22 @@ mod tests {
             ]
         );
         assert_eq!((said.bound, said.changed_ports), (vec![(3, Some(2))], vec![7]));
+        assert_eq!(said.doubtful_blocks, []);
+    }
+
+    #[test]
+    fn only_a_change_of_a_region_makes_blocks_doubtful() {
+        let (switch, device) = ("s0".parse().expect("a name"), "s0.1".parse().expect("a name"));
+        let mut said = Said::default();
+        for kind in [CapacityEventKind::AddResponse, CapacityEventKind::Released] {
+            let event = CapacityEvent { kind, ..CapacityEvent::default() };
+            note(&switch, Some(&device), &EventData::Capacity(event).record(0), &mut said);
+        }
+        assert_eq!(said.doubtful_blocks, []);
+        let kind = CapacityEventKind::RegionConfigurationUpdated;
+        let event = CapacityEvent { kind, ..CapacityEvent::default() };
+        note(&switch, Some(&device), &EventData::Capacity(event).record(0), &mut said);
+        assert_eq!(said.doubtful_blocks, [device]);
     }
 
     /// The first record of a log that was empty tells of no loss only if it is of our own bind.

@@ -81,7 +81,24 @@ impl DeviceView {
         matches!(self.memory, Memory::Lds(_))
     }
 
-    /// Returns its LDs, with their bytes: those that can be bound and have memory, unless its capacity is dynamic.
+    /// Returns whether an LD has memory apart from dynamic capacity, or may have some; [`NO_LD`] for the whole of an
+    /// SLD.
+    pub(crate) fn has_static_memory(&self, ld_id: LdId) -> bool {
+        match &self.memory {
+            Memory::Whole(bytes) => bytes.is_none_or(|bytes| bytes > 0),
+            Memory::Lds(lds) => lds.get(usize::from(ld_id.0)).is_some_and(|bytes| *bytes > 0),
+        }
+    }
+
+    /// Returns all its LDs, whatever their memory is.
+    pub(crate) fn all_lds(&self) -> Vec<LdId> {
+        match &self.memory {
+            Memory::Whole(_) => vec![NO_LD],
+            Memory::Lds(lds) => (0..NO_LD.0).map(LdId).take(lds.len()).collect(),
+        }
+    }
+
+    /// Returns the LDs that are handed out, with their bytes: those that have memory, unless its capacity is dynamic.
     pub fn lds(&self) -> Vec<(LdId, u64)> {
         match &self.memory {
             _ if self.capacity.is_some() => Vec::new(),
@@ -145,6 +162,11 @@ impl Inventory {
         let is_at_work =
             |port: &PortStatus| matches!(port.state, PortState::BindInProgress | PortState::UnbindInProgress);
         self.ports.values().any(is_at_work) || self.vppbs().any(|(_, _, vppb)| vppb.status == BindingStatus::InProgress)
+    }
+
+    /// Returns the devices that are or were at a port.
+    pub(crate) fn devices_at(&self, port_id: u8) -> impl Iterator<Item = &DeviceId> {
+        self.devices.iter().filter(move |(_, device)| device.ports.contains(&port_id)).map(|(name, _)| name)
     }
 
     /// Returns who has an LD of a device; [`NO_LD`] for the whole of an SLD.
@@ -218,6 +240,9 @@ mod tests {
         assert_eq!(inventory.holder(&mld, LdId(2)), Holder::Vppb { vcs_id: 0, vppb_id: 1 });
         assert_eq!(inventory.holder(&sld, NO_LD), Holder::Vppb { vcs_id: 0, vppb_id: 2 });
         assert_eq!(mld.lds(), [(LdId(0), 1), (LdId(2), 1)], "an LD without memory is not handed out");
+        assert_eq!([&mld, &sld].map(DeviceView::all_lds), [vec![LdId(0), LdId(1), LdId(2)], vec![NO_LD]]);
+        let unknown = device(Memory::Whole(None), 3);
+        assert!(unknown.has_static_memory(NO_LD) && sld.has_static_memory(NO_LD) && !mld.has_static_memory(LdId(1)));
         let bound: Vec<_> = inventory.vppbs().map(|(_, _, vppb)| inventory.bound_to(&vppb)).collect();
         assert_eq!(bound, [None, Some((&id("mld"), LdId(2))), Some((&id("sld"), NO_LD)), None]);
         let port = PortStatus { port_id: 1, state: PortState::BindInProgress, ..PortStatus::default() };

@@ -8,19 +8,22 @@
 //! [`Switches`] reads them round by round, adds what they have to the topology, reports their devices, and carries out
 //! the steps for these. A step is carried out only after its guard has read the state that it is about: a vPPB is
 //! unbound only if the LD of the step is bound to it, an LD is wiped or bound only while nobody has it, and bound only
-//! if nobody has had it since it was wiped.
+//! if nobody has had it since it was wiped. The same holds for blocks of dynamic capacity.
 //!
 //! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
 //! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs` and `parts.rs` (pure: reports and
-//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity; `choice.rs` decides
-//! what is offered, `release_requests.rs` when a release is requested again), `direct_orders.rs` (what operators order
-//! directly). `wiped_lds.rs` keeps which LDs are wiped; `config.rs` is a switch's part of the configuration.
+//! topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity; `wiped_blocks.rs`
+//! wipes it, `capacity_hosts.rs` connects its hosts, `choice.rs` decides what is offered, `release_requests.rs` when a
+//! release is requested again), `direct_orders.rs` (what operators order directly). `contents.rs` keeps what is wiped;
+//! `config.rs` is a switch's part of the configuration.
 
 #![forbid(unsafe_code)]
 
 mod capacity;
+mod capacity_hosts;
 mod choice;
 mod config;
+mod contents;
 mod direct_orders;
 mod discover;
 mod events;
@@ -34,7 +37,7 @@ mod step_failure;
 mod switches;
 mod tag;
 mod view;
-mod wiped_lds;
+mod wiped_blocks;
 
 pub use config::{NotASwitch, SwitchConfig, Wipe};
 pub use direct_orders::{Act, PortAct};

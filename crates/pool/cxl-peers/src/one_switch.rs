@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::{Content, DeviceId, DeviceReport, LdId};
-use aquifer_fmapi::{AbortBackground, GetBackgroundStatus, ReturnCode};
+use aquifer_fmapi::{AbortBackground, BackgroundStatus, GetBackgroundStatus, Opcode, ReturnCode};
 use aquifer_fmapi_client::{Client, Clock};
 
 use crate::choice::Choices;
 use crate::config::SwitchConfig;
+use crate::contents::Contents;
 use crate::discover;
 use crate::events::{Events, Notice, Said, Severity};
 use crate::inventory::{DeviceView, Inventory};
@@ -24,7 +25,6 @@ use crate::release_requests::AskedBack;
 use crate::report::report;
 use crate::step::path_of;
 use crate::step_failure::NotDone;
-use crate::wiped_lds::Contents;
 
 /// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
 /// restarts is found again within seconds.
@@ -158,7 +158,7 @@ impl Peer {
         }
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))?,
+            None => self.open()?,
         };
         // A step may also wait for a background operation.
         let background = Duration::from_secs(self.config.background_seconds);
@@ -169,6 +169,15 @@ impl Peer {
             self.client = Some(client);
         }
         done
+    }
+
+    /// Opens a connection. What happened while there was none shows in the switch's logs; without any, nothing is known
+    /// of its memory any more.
+    fn open(&mut self) -> Result<Client, NotDone> {
+        if self.events.are_missing() {
+            self.contents.forget_all();
+        }
+        (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))
     }
 
     /// Returns whether it has recently not answered, and is not asked again yet.
@@ -198,11 +207,12 @@ impl Peer {
             self.is_doubtful = false;
         }
         let mut said = Said::default();
-        let read = Events::read_devices(client, &*clock, &self.config.name, &now, &mut said);
+        let read = self.events.read_devices(client, &*clock, &self.config.name, &now, &mut said);
         self.take_in(said);
         read?;
         self.note_changes(&now);
         self.keep(now);
+        self.end_all_wiping(client)?;
         self.ask_for_wiping(client)?;
         self.abort_stalled(client)?;
         if !self.is_answering {
@@ -234,7 +244,7 @@ impl Peer {
         Ok(read?)
     }
 
-    fn take_in(&mut self, said: Said) {
+    pub(crate) fn take_in(&mut self, said: Said) {
         if said.has_lost {
             self.contents.forget_all();
             self.is_doubtful = true;
@@ -245,12 +255,17 @@ impl Peer {
             self.notice("EventsLost", Severity::Warning, what);
         }
         for (port_id, ld_id) in said.bound {
-            let at_port = self.inventory.device_at(port_id).map(|(name, device)| (name.clone(), device.lds()));
+            let at_port = self.inventory.device_at(port_id).map(|(name, device)| (name.clone(), device.all_lds()));
             let Some((name, lds)) = at_port else { continue };
             let is_it = |of: &LdId| ld_id.is_none_or(|ld_id| of.0 == u16::from(ld_id)) || *of == aquifer_fabric::NO_LD;
-            lds.iter().filter(|(of, _)| is_it(of)).for_each(|(of, _)| self.contents.set(&name, *of, Content::Used));
+            lds.iter().filter(|of| is_it(of)).for_each(|of| self.contents.set(&name, *of, Content::Used));
         }
-        self.is_doubtful |= !said.changed_ports.is_empty();
+        self.is_doubtful |= !said.changed_ports.is_empty() || !said.doubtful_blocks.is_empty();
+        // Whatever was there, even if it is there again: it may have been used elsewhere, or reset in mid-wipe.
+        for port_id in said.changed_ports {
+            self.inventory.devices_at(port_id).for_each(|name| self.contents.forget(name));
+        }
+        said.doubtful_blocks.iter().for_each(|name| self.contents.forget_blocks(name));
         for notice in said.notices {
             self.notice(notice.kind, notice.severity, notice.message);
         }
@@ -303,7 +318,7 @@ impl Peer {
             let status = client.call(&path_of(device, ld_id), &GetBackgroundStatus {});
             let content = match status {
                 Ok(status) if status.is_running => continue,
-                Ok(status) if ReturnCode(status.return_code) == ReturnCode::SUCCESS => Content::Wiped,
+                Ok(status) if has_sanitized(&status) => Content::Wiped,
                 Err(failure) if failure.is_fatal() => return Err(failure.into()),
                 Ok(_) | Err(_) => Content::Used,
             };
@@ -311,4 +326,11 @@ impl Peer {
         }
         Ok(())
     }
+}
+
+/// Returns whether the last operation of a device was to wipe it, and was done. After a reset, a device reports zeros:
+/// no operation, none of it done, and success.
+fn has_sanitized(status: &BackgroundStatus) -> bool {
+    let is_done = !status.is_running && status.percent == 100;
+    is_done && Opcode(status.opcode) == Opcode::SANITIZE && ReturnCode(status.return_code) == ReturnCode::SUCCESS
 }

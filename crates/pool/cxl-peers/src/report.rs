@@ -16,9 +16,9 @@ use aquifer_fabric::{
 };
 
 use crate::config::SwitchConfig;
+use crate::contents::Contents;
 use crate::inventory::{DeviceView, Holder, Inventory};
-use crate::tag::member_of;
-use crate::wiped_lds::Contents;
+use crate::tag::{BEING_WIPED, member_of};
 
 /// Returns the address of a vPPB.
 pub(crate) fn address(switch: &SwitchId, vcs_id: u8, vppb_id: u8) -> VppbAddress {
@@ -31,17 +31,21 @@ pub(crate) fn host_of<'a>(config: &'a SwitchConfig, inventory: &Inventory, vcs_i
     config.hosts.iter().find(|(_, ports)| ports.contains(&upstream)).map(|(host, _)| host)
 }
 
-/// Returns the vPPB through which a host of dynamic capacity reaches a device. `host_id` is the device's number for the
-/// host: that of an LD of an MLD, or of a head.
-pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<(u8, u8)> {
-    let found = match device.is_mld() {
-        true => inventory.holder(device, LdId(host_id)),
+/// Returns who has the LD or the head through which a host of dynamic capacity reaches a device; None if it is not at
+/// this switch. `host_id` is the device's number for the host: that of an LD of an MLD, or of a head.
+pub(crate) fn holder_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<Holder> {
+    match device.is_mld() {
+        true => Some(inventory.holder(device, LdId(host_id))),
         false => {
             let head = DeviceView { ports: vec![*device.ports.get(usize::from(host_id))?], ..device.clone() };
-            inventory.holder(&head, aquifer_fabric::NO_LD)
+            Some(inventory.holder(&head, aquifer_fabric::NO_LD))
         }
-    };
-    match found {
+    }
+}
+
+/// Returns the vPPB through which a host of dynamic capacity reaches a device.
+pub(crate) fn vppb_of_host(inventory: &Inventory, device: &DeviceView, host_id: u16) -> Option<(u8, u8)> {
+    match holder_of_host(inventory, device, host_id)? {
         Holder::Vppb { vcs_id, vppb_id } => Some((vcs_id, vppb_id)),
         Holder::Busy | Holder::Nobody => None,
     }
@@ -75,7 +79,8 @@ pub(crate) fn report(
     Some(DeviceReport { availability, lds: lds.collect(), extents: extents(config, inventory, device) })
 }
 
-/// Returns dynamic capacity by its tags. Leaves out capacity of a host that the configuration does not name.
+/// Returns dynamic capacity by its tags. Leaves out capacity of a host that the configuration does not name, and what
+/// is being wiped.
 fn extents(
     config: &SwitchConfig,
     inventory: &Inventory,
@@ -83,7 +88,7 @@ fn extents(
 ) -> BTreeMap<aquifer_fabric::VolumeId, BTreeMap<aquifer_fabric::MemberId, ExtentReport>> {
     let mut extents: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     let offers = device.capacity.iter().filter(|_| device.is_present).flat_map(|capacity| &capacity.offers);
-    for offer in offers {
+    for offer in offers.filter(|offer| offer.tag != BEING_WIPED) {
         let vppb = vppb_of_host(inventory, device, offer.host_id);
         let host = vppb.and_then(|(vcs_id, _)| host_of(config, inventory, vcs_id));
         let (Some(host), (volume, member)) = (host, member_of(offer.tag)) else { continue };

@@ -105,14 +105,26 @@ impl Peer {
             let what = format!("{device} LD {ld_id} may hold another host's bytes; it is bound when it is wiped");
             return NotDone::refused(what);
         }
-        // Whatever the outcome of the command is, a host may have had the LD.
+        self.bind_used(client, vppb, device, &view, ld_id)
+    }
+
+    /// Binds a vPPB to an LD. Its guard has held. Whatever the outcome of the command is, a host may have had the LD.
+    pub(crate) fn bind_used(
+        &mut self,
+        client: &mut Client,
+        vppb: &VppbAddress,
+        device: &DeviceId,
+        view: &DeviceView,
+        ld_id: LdId,
+    ) -> Result<(), NotDone> {
+        let before = self.contents.of(device, ld_id);
         self.contents.set(device, ld_id, Content::Used);
         let ld = if view.is_mld() { ld_id.0 } else { BindVppb::NO_LD };
         let (ports, vcs_id, vppb_id) = (view.ports.clone(), vppb.vcs_id.0, vppb.vppb_id.0);
         self.events.expect(OwnBind { vcs_id, vppb_id, ports, ld_id: ld });
-        let outcome = bind_at_a_head(client, &view, vppb, ld);
+        let outcome = bind_at_a_head(client, view, vppb, ld);
         if let Err(NotDone::Busy(_) | NotDone::Refused(_)) = outcome {
-            self.contents.set(device, ld_id, Content::Wiped);
+            self.contents.set(device, ld_id, before);
         }
         outcome
     }
@@ -147,6 +159,8 @@ impl Peer {
     }
 
     fn wipe(&mut self, client: &mut Client, device: &DeviceId, ld_id: LdId) -> Result<(), NotDone> {
+        // Older records must not raise doubt after it was wiped.
+        self.read_events(client)?;
         let state = self.read_state(client)?;
         let view = self.present(device)?;
         match state.holder(&view, ld_id) {
@@ -157,8 +171,17 @@ impl Peer {
                 return NotDone::refused(format!("{what}; unbind it there"));
             }
         }
-        // Older records must not raise doubt after it was wiped.
-        self.read_events(client)?;
+        self.sanitize(client, device, &view, ld_id)
+    }
+
+    /// Lets a device wipe an LD that is not wiped. The guard has held: nobody has it.
+    pub(crate) fn sanitize(
+        &mut self,
+        client: &mut Client,
+        device: &DeviceId,
+        view: &DeviceView,
+        ld_id: LdId,
+    ) -> Result<(), NotDone> {
         if self.contents.of(device, ld_id) != Content::Used {
             return Ok(());
         }
@@ -167,7 +190,7 @@ impl Peer {
             return Ok(());
         }
         // Sent once, without waiting: a large device wipes for minutes, and the next rounds ask whether it is done.
-        let answer = client.probe(&path_of(&view, ld_id), Opcode::SANITIZE, &[])?;
+        let answer = client.probe(&path_of(view, ld_id), Opcode::SANITIZE, &[])?;
         match answer.header.return_code {
             ReturnCode::SUCCESS => self.contents.set(device, ld_id, Content::Wiped),
             ReturnCode::BACKGROUND_STARTED => self.contents.set(device, ld_id, Content::Wiping),
@@ -201,12 +224,7 @@ fn described(state: &Inventory, vppb: &Vppb) -> String {
 }
 
 /// Binds an LD. A device can have several heads, and a head may not reach every LD, so this tries its ports in order.
-pub(crate) fn bind_at_a_head(
-    client: &mut Client,
-    view: &DeviceView,
-    vppb: &VppbAddress,
-    ld_id: u16,
-) -> Result<(), NotDone> {
+fn bind_at_a_head(client: &mut Client, view: &DeviceView, vppb: &VppbAddress, ld_id: u16) -> Result<(), NotDone> {
     let mut refused = NotDone::refused("the device is at no port of the switch; connect it");
     for port_id in &view.ports {
         let bind = BindVppb { vcs_id: vppb.vcs_id.0, vppb_id: vppb.vppb_id.0, port_id: *port_id, ld_id };

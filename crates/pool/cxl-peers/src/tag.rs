@@ -16,6 +16,9 @@ use aquifer_fabric::{MemberId, VolumeId};
 /// The tag of dynamic capacity, as the specification has it.
 pub type Tag = [u8; 16];
 
+/// The tag of blocks that are offered to nobody, and taken back to be wiped. It is no member's.
+pub(crate) const BEING_WIPED: Tag = *b"aquifer: wiped\0\0";
+
 /// Returns the tag of a member.
 pub fn tag_of(volume: VolumeId, member: MemberId) -> Tag {
     (u128::from(volume.0) << 64 | u128::from(member.0)).to_be_bytes()
@@ -28,9 +31,26 @@ pub fn member_of(tag: Tag) -> (VolumeId, MemberId) {
     (VolumeId(volume), MemberId(member))
 }
 
+/// Returns whether a tag has the form of a member's. Members are counted from 1, so eight bytes of it are a small
+/// number: other managers' tags, such as UUIDs, do not look like that.
+pub(crate) fn is_of_a_member(tag: Tag) -> bool {
+    let (volume, member) = member_of(tag);
+    volume.0 != 0 && (1..=u64::from(u32::MAX)).contains(&member.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tags_of_others_are_not_of_members() {
+        assert!(is_of_a_member(tag_of(VolumeId(7), MemberId(1))));
+        for other in
+            [[0; 16], [0xee; 16], BEING_WIPED, tag_of(VolumeId(0), MemberId(1)), tag_of(VolumeId(7), MemberId(0))]
+        {
+            assert!(!is_of_a_member(other), "{other:02x?}");
+        }
+    }
 
     #[test]
     fn a_tag_names_its_member() {

@@ -102,6 +102,7 @@ impl World {
                 }
                 Ok(_) => {
                     self.write(host, key, &lease.source)?;
+                    self.use_static_memory(host, key, &lease.source)?;
                     self.forgive_no_longer(&lease.source);
                     MemberState::InSync
                 }
@@ -175,6 +176,22 @@ impl World {
             }
             _ => Some((vcs, vppb, 0)),
         }
+    }
+
+    /// Lets a host that has dynamic capacity use the memory besides it, from address 0 of the device on: it must find
+    /// nobody else's bytes there.
+    fn use_static_memory(&self, host: &HostId, key: (VolumeId, MemberId), source: &Source) -> Result<(), String> {
+        let Source::DynamicCapacity { .. } = source else { return Ok(()) };
+        let (vcs_id, vppb_id, _) = self.place(host, key, source).ok_or("it is not bound to this host")?;
+        let own = [0xa0 + vcs_id; STAMP];
+        let at = |action| act(&self.shared, self.clock.now_ns(), (vcs_id, vppb_id), &action);
+        let found = at(HostAction::Read { address: 0, bytes: STAMP })?;
+        if found != own && found.iter().any(|byte| *byte != 0) {
+            return Err(format!(
+                "{host} finds another's bytes in the memory of {source} besides its capacity: {found:?}"
+            ));
+        }
+        at(HostAction::Write { address: 0, bytes: own.to_vec() }).map(drop)
     }
 
     fn read(&self, host: &HostId, key: (VolumeId, MemberId), source: &Source) -> Result<Vec<u8>, String> {

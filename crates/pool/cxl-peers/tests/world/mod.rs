@@ -38,6 +38,7 @@ pub const MLD: u8 = 1;
 pub const MLD_LDS: u64 = 3;
 /// The port of the device with dynamic capacity.
 pub const DCD: u8 = 3;
+pub const DCD_MIB: u64 = 512;
 pub const RIVAL_VCS: u8 = 2;
 
 pub fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
@@ -84,7 +85,8 @@ fn switch_config() -> SwitchConfig {
     mib(&mut config, 1, 256 * MLD_LDS);
     config.devices[1].lds_mib = vec![256; MLD_LDS as usize];
     config.devices.push(aquifer_cxl_switch::DeviceConfig { ports: vec![2], memory_mib: 256, ..sld });
-    let region = RegionConfig { length_mib: 512, block_bytes: 2 << 20, sharable: false, sanitize_on_release: false };
+    let region =
+        RegionConfig { length_mib: DCD_MIB, block_bytes: 2 << 20, sharable: false, sanitize_on_release: false };
     let capacity = Some(CapacityConfig { regions: vec![region], extents: 64, tags: 16 });
     config.devices.push(aquifer_cxl_switch::DeviceConfig { ports: vec![DCD], capacity, ..dcd });
     config.ports.truncate(4);

@@ -2,13 +2,14 @@
 // Copyright the Aquifer authors
 
 //! Another manager at the same switch, with its own host. It takes what is free, writes its stamp and reads it
-//! back; it lets go; and at times it takes what is ours. It acts between our steps.
+//! back; it lets go; and at times it takes what is ours. What it lets go of, it leaves unwiped. It acts between our
+//! steps.
 
 use aquifer_cxl_switch::{Connection, HostAction};
 use aquifer_fmapi::*;
 
 use super::agent::act;
-use super::{MLD, MLD_LDS, RIVAL_VCS, World, wire};
+use super::{DCD, DCD_MIB, MLD, MLD_LDS, RIVAL_VCS, World, wire};
 
 const RIVAL: Connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
 const STAMP: [u8; 16] = [0xee; 16];
@@ -82,6 +83,7 @@ impl World {
             0 | 1 => self.rival_binds(RIVAL_VCS),
             2 => self.rival_lets_go(),
             3 if self.random.one_in(3) => self.rival_steals(),
+            4 => self.rival_uses_capacity(),
             _ => {}
         }
         if self.random.one_in(2) {
@@ -89,7 +91,8 @@ impl World {
         }
     }
 
-    /// Reads the switch's records and clears all but the newest one: ours may not have read them.
+    /// Reads the records of the switch and of the device with dynamic capacity, and clears all but the newest one of
+    /// each log: ours may not have read them.
     fn rival_reads_the_logs(&mut self) {
         for log in (0..4).map(EventLog::of_bits) {
             let Some(Response::GetEventRecords(mut read)) =
@@ -105,17 +108,30 @@ impl World {
                 self.ask(&Request::ClearEventRecords(ClearEventRecords { log, flags: 0, handles }));
             }
         }
+        let log = EventLog::DynamicCapacity;
+        let read = self.ask_dcd(&Request::GetEventRecords(GetEventRecords { log }));
+        let Some(Response::GetEventRecords(mut read)) = read else { return };
+        read.records.pop();
+        let handles: Vec<u16> = read.records.iter().map(|record| record.handle).take(255).collect();
+        if !handles.is_empty() {
+            self.ask_dcd(&Request::ClearEventRecords(ClearEventRecords { log, flags: 0, handles }));
+        }
     }
 
     /// Binds a free target at a vPPB of this virtual switch, and writes to it.
     fn rival_binds(&mut self, vcs_id: u8) {
         let port_id = self.random.below(3) as u8;
         let ld_id = if port_id == MLD { self.random.below(MLD_LDS) as u16 } else { BindVppb::NO_LD };
+        self.rival_binds_to((port_id, ld_id), vcs_id);
+    }
+
+    /// Binds this target at a vPPB of this virtual switch, and writes to it. Returns whether the rival has it then.
+    fn rival_binds_to(&mut self, (port_id, ld_id): (u8, u16), vcs_id: u8) -> bool {
         let free = self.vppbs(vcs_id).iter().position(|vppb| vppb.status == BindingStatus::Unbound);
-        let Some(vppb_id) = free.map(|at| at as u8) else { return };
+        let Some(vppb_id) = free.map(|at| at as u8) else { return false };
         // What the rival binds exactly as our manager would is the manager's: nobody can tell the two apart.
         if self.is_wanted((vcs_id, vppb_id), (port_id, ld_id)) {
-            return;
+            return false;
         }
         self.rival_tried.insert((vcs_id, vppb_id));
         self.ask(&Request::BindVppb(BindVppb { vcs_id, vppb_id, port_id, ld_id }));
@@ -131,6 +147,58 @@ impl World {
                 Ok(_) => drop(self.rival_has.insert((vcs_id, vppb_id), (port_id, ld_id))),
                 Err(_) => self.unbind_for_rival((vcs_id, vppb_id)),
             }
+        }
+        self.rival_has.contains_key(&(vcs_id, vppb_id))
+    }
+
+    /// Sends a command to the device with dynamic capacity.
+    fn ask_dcd(&mut self, request: &Request) -> Option<Response> {
+        let message = Message::request(1, request, RIVAL.dialect).encode(RIVAL.dialect);
+        let tunnel = Tunnel { port_or_ld_id: DCD, target: TunnelTarget::PortOrLd, message };
+        let Some(Response::Tunnel(answer)) = self.ask(&Request::Tunnel(tunnel)) else { return None };
+        let message = Message::decode(&answer.message, RIVAL.dialect).ok()?;
+        (message.header.return_code.0 < 2).then(|| Response::decode(request, &message.payload, RIVAL.dialect).ok())?
+    }
+
+    /// While nobody has dynamic capacity, connects the rival's host to the device. It writes to all members' places and
+    /// to the memory besides, gives the capacity back unwiped, and may stay connected.
+    fn rival_uses_capacity(&mut self) {
+        let list = self.ask_dcd(&Request::DcListTags(DcListTags { first: 0, count: 1 }));
+        if !matches!(list, Some(Response::DcListTags(tags)) if tags.total == 0) {
+            return;
+        }
+        for vcs_id in 0..=RIVAL_VCS {
+            let is_it = |vppb: &Vppb| vppb.status == BindingStatus::Port && vppb.port_id == DCD;
+            if let Some(vppb_id) = self.vppbs(vcs_id).iter().position(is_it) {
+                let (vppb_id, option) = (vppb_id as u8, UnbindOption::SurpriseRemoval);
+                self.ask(&Request::UnbindVppb(UnbindVppb { vcs_id, vppb_id, option }));
+                self.wait();
+                self.rival_has.remove(&(vcs_id, vppb_id));
+            }
+        }
+        if !self.rival_binds_to((DCD, BindVppb::NO_LD), RIVAL_VCS) {
+            return;
+        }
+        let set = |sanitize_on_release| SetDcRegion { region_id: 0, block_bytes: 2 << 20, sanitize_on_release };
+        self.ask_dcd(&Request::SetDcRegion(set(0)));
+        let (host_id, length, tag) = (0, DCD_MIB << 20, STAMP);
+        let add = InitiateDcAdd { host_id, policy: add_policy::FREE, length, tag, ..InitiateDcAdd::default() };
+        self.ask_dcd(&Request::InitiateDcAdd(add));
+        let given = wire::lock(&self.shared).given.get(&(DCD.into(), tag)).copied();
+        let vppb = self.rival_has.iter().find(|(_, (port_id, _))| *port_id == DCD).map(|(vppb, _)| *vppb);
+        if let (Some(start), Some(vppb)) = (given, vppb) {
+            for address in (start..start + length).step_by(256 << 20) {
+                let _ =
+                    act(&self.shared, self.clock.now_ns(), vppb, &HostAction::Write { address, bytes: STAMP.to_vec() });
+            }
+        }
+        let release = InitiateDcRelease { host_id, length, tag, ..InitiateDcRelease::default() };
+        self.ask_dcd(&Request::InitiateDcRelease(release));
+        if self.random.one_in(2) {
+            self.ask_dcd(&Request::SetDcRegion(set(1)));
+        }
+        if let Some(vppb) = vppb.filter(|_| self.random.one_in(2)) {
+            self.unbind_for_rival(vppb);
         }
     }
 
@@ -195,7 +263,7 @@ impl World {
         let all: Vec<_> = self.rival_has.iter().map(|(vppb, target)| (*vppb, *target)).collect();
         let wanted = all.into_iter().filter(|(vppb, target)| self.is_wanted(*vppb, *target));
         let wanted: Vec<(u8, u8)> = wanted.map(|(vppb, _)| vppb).collect();
-        wanted.iter().for_each(|vppb| drop(self.rival_has.remove(vppb)));
+        self.rival_has.retain(|vppb, _| !wanted.contains(vppb));
     }
 
     /// Lets the rival let go of what it has bound to our hosts.

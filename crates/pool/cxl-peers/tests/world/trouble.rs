@@ -211,5 +211,5 @@ fn volume_of(step: &Step) -> Option<VolumeId> {
     }
 }
 
-/// The port of the device with dynamic capacity is none of those that the rival binds.
+/// The port of the device with dynamic capacity is none of those whose LDs the rival binds.
 const _: () = assert!(DCD > 2);

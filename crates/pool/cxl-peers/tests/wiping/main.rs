@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a host is given holds nobody's bytes: LDs, dynamic capacity, and the memory besides it.
+
+mod capacity;
+mod lds;
+mod rig;
