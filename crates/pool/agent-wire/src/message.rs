@@ -72,7 +72,7 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Denial {
-    /// The agent serves as many programs as it can.
+    /// The agent serves as many programs as it can, or this program or its user has its share.
     Busy {
         /// How many programs the agent serves.
         programs: usize,
@@ -110,7 +110,11 @@ impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy { programs } => {
-                write!(f, "the agent serves {programs} programs already; end some, or raise programs_max in its file")
+                write!(
+                    f,
+                    "the agent serves {programs} programs already, or this program has it open too often; end some, or \
+                     raise programs_max in its file"
+                )
             }
             Self::Malformed { why } => {
                 write!(f, "the request is malformed ({why}); use the aquifer of the agent's version")

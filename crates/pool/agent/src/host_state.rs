@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use devices::LeftDevice;
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
 use users::User;
-pub(crate) use users::UserId;
+pub(crate) use users::{UserId, share_of};
 pub(crate) use view::{Surroundings, host_of};
 
 /// A volume of this host.

@@ -22,6 +22,7 @@ use aquifer_sys::peer_credentials::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::host::Shared;
+use crate::host_state::share_of;
 use crate::processes::Process;
 use crate::session::{Peer, Session};
 
@@ -29,8 +30,6 @@ use crate::session::{Peer, Session};
 const MODE: u32 = 0o660;
 /// How often the agent checks which programs have ended, if nothing else happens.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How many quarters of the places for programs one user other than root can take.
-const QUARTERS_PER_USER: usize = 3;
 /// The pause after a connection could not be accepted, such as without a free descriptor.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long the reason of a denial may take to be sent.
@@ -154,8 +153,7 @@ impl Admitted {
     fn take(served: &Served, uid: u32, max: usize) -> Option<Admitted> {
         let mut taken = served.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, own) = (taken.values().sum::<usize>(), taken.get(&uid).copied().unwrap_or(0));
-        let own_max = if uid == 0 { max } else { (max * QUARTERS_PER_USER / 4).max(1) };
-        if all >= max || own >= own_max {
+        if all >= max || own >= share_of(uid, max) {
             return None;
         }
         *taken.entry(uid).or_default() += 1;

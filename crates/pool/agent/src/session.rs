@@ -23,7 +23,7 @@ use aquifer_sys::wakeup::{Wakeup, readable};
 use aquifer_telemetry::Side;
 
 use crate::host::Shared;
-use crate::host_state::UserId;
+use crate::host_state::{HostState, UserId};
 use crate::processes::Process;
 use crate::server::deny;
 
@@ -161,9 +161,15 @@ impl Session {
             _ => return Err(Ending::Denied(Denial::NotPermitted { uid, gid })),
         };
         let id = UserId { volume: id, process: Process::of(pid), session };
-        let (is_open, stored) = self.shared.change(|host_state| host_state.open(id, &holds));
-        if !is_open {
-            return Err(not_bound());
+        let programs = settings.programs_max;
+        let open = |host_state: &mut HostState| {
+            host_state.has_room(id, uid, programs).then(|| host_state.open(id, uid, &holds))
+        };
+        let (opened, stored) = self.shared.change(open);
+        match opened {
+            None => return Err(Ending::Denied(Denial::Busy { programs })),
+            Some(false) => return Err(not_bound()),
+            Some(true) => {}
         }
         if let Err(error) = stored {
             let _ = self.shared.change(|host_state| host_state.close(id));

@@ -178,6 +178,42 @@ fn nobody_takes_all_places() {
     });
 }
 
+/// It could make the agent's state grow until the agent does not start with it.
+#[test]
+fn one_program_is_remembered_only_so_often() {
+    let mut world = World::start(1, 256);
+    world.present(Redundancy::None, vec![lease(0, 0, 0)]);
+    let state = world.directory.join("state/agent.json");
+    let mut refused = None;
+    for session in 0..300 {
+        let stream = connect(&world);
+        send(&stream, &open("db", session));
+        match answer(&stream) {
+            Some(Answer::View(_)) => {}
+            other => {
+                refused = Some((session, other));
+                break;
+            }
+        }
+    }
+    let Some((64, Some(Answer::Denied(denial)))) = refused else { panic!("{refused:?}") };
+    let line = denial.to_string();
+    assert!(line.contains("this program has it open too often; end some"), "{line}");
+    let text = std::fs::read_to_string(&state).expect("a state");
+    assert!(text.len() < 64 << 10, "{} bytes", text.len());
+    // Those that it has may connect again, and closing one makes room for another.
+    let stream = connect(&world);
+    send(&stream, &open("db", 7));
+    assert!(matches!(answer(&stream), Some(Answer::View(_))));
+    send(&stream, &Request::Close);
+    assert_eq!(answer(&stream), None);
+    wait_until("there is room again", || {
+        let stream = connect(&world);
+        send(&stream, &open("db", 300));
+        matches!(answer(&stream), Some(Answer::View(_)))
+    });
+}
+
 #[test]
 fn what_cannot_be_opened_says_why_and_what_to_do() {
     let world = world();

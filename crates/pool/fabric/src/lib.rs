@@ -78,7 +78,7 @@ pub use fencing::{Command, Gate, Stale};
 pub use id::*;
 pub use observed::*;
 pub use placement::{Capacity, Choice, Placement, Reach, Refusal, Request, RunningCapacity};
-pub use plain_json::PlainJson;
+pub use plain_json::{PLAIN_VALUES_MAX, PlainJson};
 pub use plan::{Change, NotApplied, apply, diff};
 pub use presented::Presented;
 pub use reconcile::{Backlog, End, MemberLease, Reason, Round, Step, Stray, Waiting, reconcile};

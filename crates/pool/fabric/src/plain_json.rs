@@ -3,11 +3,20 @@
 
 //! JSON whose objects have each name once. `serde_json::Value` keeps the last of several: a declaration that lists a
 //! volume twice would silently lose the first, and what one program checks might not be what another one carries out.
+//!
+//! The number of values is limited: a text of 4 MiB can have 600,000 objects, which take a hundred times its size in
+//! memory.
 
+use std::cell::Cell;
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+
+/// Maximum number of values in one text, objects and lists included. A declaration of 10,000 volumes has at most
+/// 160,000: 16 for each volume with all its properties. An object takes up to 632 bytes, so that all values take less
+/// than 170 MB.
+pub const PLAIN_VALUES_MAX: usize = 1 << 18;
 
 /// How much of a repeated name an error shows.
 const NAME_SHOWN_MAX: usize = 80;
@@ -16,15 +25,31 @@ const NAME_SHOWN_MAX: usize = 80;
 #[derive(Debug, PartialEq)]
 pub struct PlainJson(pub Value);
 
-struct Reader;
+/// Reads one value, and what is in it.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    /// How many more values may come.
+    left: &'a Cell<usize>,
+}
 
 impl<'de> Deserialize<'de> for PlainJson {
     fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<PlainJson, D::Error> {
-        reader.deserialize_any(Reader).map(PlainJson)
+        let left = Cell::new(PLAIN_VALUES_MAX);
+        Reader { left: &left }.deserialize(reader).map(PlainJson)
     }
 }
 
-impl<'de> Visitor<'de> for Reader {
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
+        let too_many = || de::Error::custom(format!("it has more than {PLAIN_VALUES_MAX} values"));
+        self.left.set(self.left.get().checked_sub(1).ok_or_else(too_many)?);
+        reader.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +86,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(PlainJson(item)) = items.next_element()? {
+        while let Some(item) = items.next_element_seed(self)? {
             list.push(item);
         }
         Ok(list.into())
@@ -69,7 +94,8 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
-        while let Some((name, PlainJson(value))) = entries.next_entry::<String, PlainJson>()? {
+        while let Some(name) = entries.next_key::<String>()? {
+            let value = entries.next_value_seed(self)?;
             if map.contains_key(&name) {
                 let shown: String = name.chars().take(NAME_SHOWN_MAX).collect();
                 return Err(de::Error::custom(format!("{shown:?} is there twice")));
@@ -108,5 +134,15 @@ mod tests {
         assert!(read(&"[".repeat(1000)).is_err(), "depth is limited");
         let long = format!("{{\"{0}\": 1, \"{0}\": 2}}", "x".repeat(10_000));
         assert!(read(&long).is_err_and(|line| line.len() < 200));
+    }
+
+    #[test]
+    fn values_are_limited_wherever_they_are() {
+        let list = |count: usize| format!("[{}0]", "0,".repeat(count - 1));
+        assert!(read(&list(PLAIN_VALUES_MAX - 1)).is_ok(), "the list is a value, too");
+        let objects = format!("[{}0]", r#"{"":0},"#.repeat(PLAIN_VALUES_MAX / 2));
+        for text in [list(PLAIN_VALUES_MAX), objects] {
+            assert!(read(&text).is_err_and(|line| line.contains("it has more than 262144 values")));
+        }
     }
 }

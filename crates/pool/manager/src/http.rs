@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited, channel::Channel, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, Full, channel::Channel, combinators::UnsyncBoxBody};
 use hyper::body::{Body as _, Bytes, Frame, Incoming};
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use hyper::server::conn::http1;
@@ -34,12 +34,14 @@ use self::crowd::{CONNECTIONS_MAX, Crowd, Doing, Place};
 use self::taken_in_time::TakenInTime;
 use crate::console::Page;
 use crate::events::{self, Event};
-use crate::rest::{Answer, BODY_BYTES_MAX, Problem, Request, Service, now};
+use crate::rest::{Answer, BODY_BYTES_MAX, DECLARATION_BYTES_MAX, Problem, Request, Service, now};
 use crate::sessions::Who;
 use crate::tls::Served;
 
 /// Maximum number of requests that are answered at a time. Further ones wait, with their connections.
 const REQUESTS_MAX: usize = CONNECTIONS_MAX;
+/// Maximum number of requests with long bodies that are answered at a time: each takes up to 200 MB. Further ones wait.
+const LONG_MAX: usize = 4;
 /// How long a client may take to send the head of a request, and to shake hands.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long a client may take to send a body.
@@ -59,6 +61,7 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// Accepts connections until the process ends.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<Served>>, service: Arc<Service>) {
     let (crowd, requests) = (Arc::new(Crowd::default()), Arc::new(Semaphore::new(REQUESTS_MAX)));
+    let long = Arc::new(Semaphore::new(LONG_MAX));
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -73,6 +76,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<Served>>, servi
             from,
             place: crowd.enter(from.ip()),
             requests: Arc::clone(&requests),
+            long: Arc::clone(&long),
             service: Arc::clone(&service),
         });
         tokio::spawn(async move {
@@ -101,6 +105,7 @@ struct Client {
     from: SocketAddr,
     place: Place,
     requests: Arc<Semaphore>,
+    long: Arc<Semaphore>,
     service: Arc<Service>,
 }
 
@@ -119,7 +124,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: 
 async fn one(request: hyper::Request<Incoming>, client: &Client) -> Response<Body> {
     let service = &client.service;
     let is_head = request.method() == hyper::Method::HEAD;
-    let answer = match arrived(request, client.from).await {
+    let answer = match arrived(request, client).await {
         Ok(request) => {
             client.place.note(Doing::Answering);
             let known = request.header("if-none-match");
@@ -131,8 +136,12 @@ async fn one(request: hyper::Request<Incoming>, client: &Client) -> Response<Bod
             let asked = Arc::clone(service);
             // Held until the request is answered, even if its connection ends before.
             let permit = Arc::clone(&client.requests).acquire_owned().await;
+            let long = match request.body.len() > BODY_BYTES_MAX {
+                true => Some(Arc::clone(&client.long).acquire_owned().await),
+                false => None,
+            };
             let answered = tokio::task::spawn_blocking(move || {
-                let _permit = permit;
+                let _permits = (permit, long);
                 asked.answer(&request)
             });
             answered.await.unwrap_or_else(|_| {
@@ -154,7 +163,7 @@ async fn one(request: hyper::Request<Incoming>, client: &Client) -> Response<Bod
 }
 
 /// Waits until a request has arrived as a whole.
-async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<Request, Problem> {
+async fn arrived(request: hyper::Request<Incoming>, client: &Client) -> Result<Request, Problem> {
     let ends = |mut problem: Problem| {
         problem.headers.push(("connection", "close".to_owned()));
         problem
@@ -163,30 +172,37 @@ async fn arrived(request: hyper::Request<Incoming>, from: SocketAddr) -> Result<
         let what = "bodies with Transfer-Encoding are not accepted";
         return Err(ends(Problem::new(411, "Base.1.18.GeneralError", what, "send Content-Length")));
     }
-    let (parts, body) = request.into_parts();
-    let too_large = || {
-        let what = format!("the body is larger than {BODY_BYTES_MAX} bytes");
-        ends(Problem::new(413, "Base.1.18.GeneralError", what, "send less at a time"))
-    };
-    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
-        return Err(too_large());
-    }
-    let body = tokio::time::timeout(BODY_WAIT_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await;
-    let body = match body {
-        Ok(Ok(body)) => body.to_bytes().to_vec(),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            return Err(too_large());
-        }
-        _ => return Err(ends(Problem::new(400, "Base.1.18.GeneralError", "the body did not arrive", "send it again"))),
-    };
-    Ok(Request {
+    let (parts, mut body) = request.into_parts();
+    let mut request = Request {
         method: parts.method.as_str().to_owned(),
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
         headers: headers(&parts.headers),
-        body,
-        from: from.ip(),
-    })
+        body: Vec::new(),
+        from: client.from.ip(),
+    };
+    // A body without Transfer-Encoding has the length that its head declares.
+    let length = body.size_hint().lower();
+    let admitted = client.service.admit_body(&request, length);
+    if length > DECLARATION_BYTES_MAX as u64 {
+        return admitted.map(|()| request);
+    }
+    // What is refused is received all the same, and dropped: many clients read no answer before they have sent all.
+    let kept = admitted.is_ok().then_some(&mut request.body);
+    match tokio::time::timeout(BODY_WAIT_MAX, receive(&mut body, kept)).await {
+        Ok(Ok(())) => admitted.map(|()| request),
+        _ => Err(ends(Problem::new(400, "Base.1.18.GeneralError", "the body did not arrive", "send it again"))),
+    }
+}
+
+/// Receives a body, and appends it to `kept`.
+async fn receive(body: &mut Incoming, mut kept: Option<&mut Vec<u8>>) -> Result<(), hyper::Error> {
+    while let Some(frame) = body.frame().await {
+        if let (Some(kept), Ok(data)) = (&mut kept, frame?.into_data()) {
+            kept.extend_from_slice(&data);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the headers as text. One that is sent several times is a list (RFC 9110, 5.3). Bytes that are not UTF-8 stay

@@ -18,11 +18,12 @@ use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
 use aquifer_sys::notify::Notify;
 
+use crate::audit_checks::AuditChecker;
 use crate::combined_peers::Combined;
 use crate::config::{Config, EtcdConfig, PeersConfig, RoundsConfig};
 use crate::crash::CrashPoint;
 use crate::first_account;
-use crate::manager_store::{AuditCheck, ManagerStore};
+use crate::manager_store::ManagerStore;
 use crate::peers::Peers;
 use crate::registered::{REGISTRATIONS, Registered};
 use crate::rest::{Position, Service, now};
@@ -44,8 +45,7 @@ pub(crate) struct Lead {
     writer: Writer,
     rounds: RoundsConfig,
     control: Option<SocketAddr>,
-    /// The check of the audit log, until it is done.
-    audit: Option<AuditCheck>,
+    audit: AuditChecker,
 }
 
 /// Why this manager does not lead, and whether that may change.
@@ -98,8 +98,8 @@ impl Lead {
             );
         }
         shared.meters.count_term();
-        let audit = Some(writer.store.begin_audit_check());
-        Ok(Lead { writer, rounds: config.rounds.clone(), control, audit })
+        shared.audit.restart();
+        Ok(Lead { writer, rounds: config.rounds.clone(), control, audit: AuditChecker::default() })
     }
 
     /// Returns where donors and hosts register, if they do.
@@ -128,7 +128,7 @@ impl Lead {
         let mut pace = Pace::Waiting;
         loop {
             notify.alive();
-            let wait = self.wait(pace);
+            let wait = self.wait(pace, service.shared.audit.is_under_way());
             let mut taken: Vec<Posted> = match posted.recv_timeout(notify.wait_max(wait)) {
                 Ok(first) => vec![first],
                 // The sender lives as long as this manager leads.
@@ -142,36 +142,21 @@ impl Lead {
                 Ok(next) => pace = next,
                 Err(stop) => return stop,
             }
-            if let Err(stop) = self.check_audit(service) {
-                return stop;
+            if let Err(failure) = self.audit.step(&self.writer.store, &service.shared) {
+                return failure.into();
             }
         }
     }
 
     /// Returns how long to wait for orders before the next round. Every end is queried once within `idle-ms`.
-    fn wait(&self, pace: Pace) -> Duration {
+    fn wait(&self, pace: Pace, is_checking: bool) -> Duration {
         let (busy, idle) = (Duration::from_millis(self.rounds.busy_ms), Duration::from_millis(self.rounds.idle_ms));
         match pace {
             Pace::Moving => Duration::ZERO,
             Pace::Waiting => busy,
-            Pace::Idle if self.audit.is_some() => busy,
+            Pace::Idle if is_checking => busy,
             Pace::Idle => (idle / self.writer.turns()).max(busy),
         }
-    }
-
-    /// Checks one page of the audit log in each round, until all of it is checked, so that a log that has grown for
-    /// years does not delay a failover. Damage is only reported: if it stopped the manager, anyone who can change one
-    /// record could stop the pool's management.
-    fn check_audit(&mut self, service: &Service) -> Result<(), Stop> {
-        let Some(check) = &mut self.audit else { return Ok(()) };
-        let Some(verified) = self.writer.store.continue_audit_check(check)? else { return Ok(()) };
-        self.audit = None;
-        service.shared.meters.note_audit(verified.is_err());
-        if let Err(damage) = verified {
-            eprintln!("aquifer-fabricd: {}", damage.0);
-            service.shared.events.add(now(), "AuditDamaged", "Critical", damage.0);
-        }
-        Ok(())
     }
 }
 
@@ -303,143 +288,4 @@ pub(crate) fn make_directory(directory: &Path) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpListener;
-    use std::path::PathBuf;
-    use std::sync::Mutex;
-
-    use aquifer_authority::{Kind, Subject};
-    use aquifer_fabric::Millis;
-    use aquifer_state_store::{Entry, Key, MemoryStore, NotCommitted, StoreFailure, Transaction};
-
-    use crate::issuance::{CERTIFICATES, Issuance, Issued};
-    use crate::manager_store::json;
-
-    /// A manager with an authority that does not lead yet.
-    struct Standby {
-        directory: PathBuf,
-        config: Config,
-        service: Service,
-        issuance: Arc<Issuance>,
-    }
-
-    impl Standby {
-        fn new(name: &str, peers: &str) -> Standby {
-            let directory = std::env::temp_dir().join(format!("aquifer-{name}-{}", std::process::id()));
-            make_directory(&directory).expect("ours");
-            let text = format!("state = {directory:?}\n[ca]\n{peers}");
-            let mut config = Config::parse(&text).expect("enough");
-            let issuance = Issuance::open(&mut config).expect("usable").map(Arc::new).expect("there is one");
-            let service = Service {
-                shared: Arc::default(),
-                sessions: Arc::new(Mutex::new(Sessions::none(config.sessions.clone()))),
-                hashing: Default::default(),
-                position: Position::Standby { leader: None }.into(),
-                directory: directory.clone(),
-                console: Default::default(),
-                issuance: Some(Arc::clone(&issuance)),
-                is_ending: false.into(),
-            };
-            Standby { directory, config, service, issuance }
-        }
-
-        fn finish(self) {
-            std::fs::remove_dir_all(&self.directory).expect("ours");
-        }
-    }
-
-    fn key(serial: &str) -> Key {
-        Key::new(format!("{CERTIFICATES}{serial}")).expect("it is plain")
-    }
-
-    fn revoked() -> Vec<u8> {
-        let subject = Subject::new(Kind::Donor, "d1", "pool.internal", &[]).expect("a subject");
-        json(&Issued {
-            subject,
-            from: Millis(0),
-            until: Millis(u64::MAX),
-            is_renewal: false,
-            revoked: Some(now()),
-            authority: None,
-            is_replaced: false,
-        })
-    }
-
-    /// Returns a store with one revoked certificate.
-    fn store() -> MemoryStore {
-        let mut store = MemoryStore::default();
-        store.commit(&Transaction::new().put(key("0a"), revoked())).expect("it is empty");
-        store
-    }
-
-    /// A store in which the previous leader revokes another certificate before it is deposed.
-    struct Overtaken {
-        store: MemoryStore,
-        has_revoked: bool,
-    }
-
-    impl StateStore for Overtaken {
-        fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure> {
-            self.store.read(key)
-        }
-
-        fn scan(&self, prefix: &str, after: Option<&Key>) -> Result<Vec<(Key, Entry)>, StoreFailure> {
-            self.store.scan(prefix, after)
-        }
-
-        fn commit(&mut self, transaction: &Transaction) -> Result<u64, NotCommitted> {
-            // The first commit takes the term.
-            if !std::mem::replace(&mut self.has_revoked, true) {
-                self.store.commit(&Transaction::new().put(key("0b"), revoked()))?;
-            }
-            self.store.commit(transaction)
-        }
-    }
-
-    /// The first to connect after a failover gets the list at once: an older one would admit those whose
-    /// certificates were revoked since.
-    #[test]
-    fn the_list_is_read_from_the_store_before_the_control_port_is_opened() {
-        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let listen = taken.local_addr().expect("a port");
-        let peers = format!("[peers]\nkind = \"registered\"\n[control]\nlisten = \"{listen}\"\n");
-        let standby = Standby::new("list-first", &peers);
-        let led = Lead::begin(&standby.config, Box::new(store()), Tenure::ForEver, &standby.service);
-        let line = led.err().expect("the port is taken").line;
-        assert!(line.contains(&listen.to_string()), "{line}");
-        assert_eq!(standby.issuance.listed_serials(), ["0a"]);
-        standby.finish();
-    }
-
-    /// Until it is deposed, the previous leader may revoke more.
-    #[test]
-    fn the_list_is_read_again_once_the_term_is_taken() {
-        let standby = Standby::new("list-again", "[peers]\nkind = \"simulated\"\n");
-        let store = Overtaken { store: store(), has_revoked: false };
-        let led = Lead::begin(&standby.config, Box::new(store), Tenure::ForEver, &standby.service);
-        assert!(led.is_ok(), "{:?}", led.err().map(|not| not.line));
-        assert_eq!(standby.issuance.listed_serials(), ["0a", "0b"]);
-        standby.finish();
-    }
-
-    /// Another manager may revoke more from now on, and this one's list would be signed again when it is due.
-    #[test]
-    fn a_manager_that_leads_no_longer_forgets_its_list() {
-        let standby = Standby::new("list-forgotten", "[peers]\nkind = \"simulated\"\n");
-        standby.service.end();
-        let Standby { config, service, .. } = &standby;
-        let notify = Notify::from_environment();
-        let ended = lead_once(config, Box::new(store()), Tenure::ForEver, service, &notify);
-        assert_eq!(ended.line, Stop::Ended.to_string());
-        let file = std::fs::read_to_string(standby.directory.join("ca/revocations.pem"));
-        assert!(file.is_ok_and(|file| file.contains("X509 CRL")), "it had one");
-        assert_eq!((standby.issuance.listed_serials(), standby.issuance.current_list()), (vec![], None));
-        // Nor does it keep one if it cannot lead.
-        let broken = store();
-        broken.fail_after(Some(12));
-        lead_once(config, Box::new(broken), Tenure::ForEver, service, &notify);
-        assert_eq!(standby.issuance.current_list(), None);
-        standby.finish();
-    }
-}
+mod tests;

@@ -19,6 +19,7 @@
 
 mod account_changes;
 mod accounts;
+mod audit_checks;
 mod combined_peers;
 mod config;
 mod console;

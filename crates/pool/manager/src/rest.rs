@@ -7,6 +7,7 @@
 //! OpenAPI document is generated from the same table, so that neither lacks what the other has.
 
 mod access;
+mod admission;
 mod answer;
 mod body;
 mod collection;
@@ -34,7 +35,7 @@ pub use fuzzing::take_request;
 pub use openapi::openapi;
 
 pub(crate) use answer::{Answer, Problem};
-pub(crate) use body::BODY_BYTES_MAX;
+pub(crate) use body::{BODY_BYTES_MAX, DECLARATION_BYTES_MAX};
 pub(crate) use service::{Position, Request, Service};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -50,6 +50,8 @@ impl Session {
 pub(crate) struct Who {
     pub(crate) name: String,
     pub(crate) role: Role,
+    /// The ETag that the account had when the caller was recognised.
+    pub(crate) account: String,
     pub(crate) session: Option<String>,
 }
 
@@ -157,7 +159,7 @@ impl Sessions {
         match account.filter(|account| is_right && current == Some(account)) {
             Some(account) => {
                 self.attempts.succeed(from, name);
-                Ok(Who { name: name.to_owned(), role: account.role, session: None })
+                Ok(Who { name: name.to_owned(), role: account.role, account: account.etag(), session: None })
             }
             None => {
                 let entry = current.map(|_| Entry::new(name, "login: wrong password"));
@@ -169,8 +171,10 @@ impl Sessions {
 
     /// Makes a session, and returns its id and its token.
     pub(crate) fn create(&self, who: &Who, now: Millis) -> Decided<(String, String)> {
-        // The account may have been deleted or disabled since.
-        self.accounts.get(&who.name).filter(|account| account.is_enabled).ok_or(NotAllowed::Login)?;
+        // The account may have been deleted, or its password changed, since it was checked.
+        if !self.is_unchanged(who) {
+            return Err(NotAllowed::Login);
+        }
         let mut pending = Pending::default();
         let (over, live): (Vec<_>, Vec<_>) = self.sessions.iter().partition(|(_, session)| self.is_over(session, now));
         pending.sessions.extend(over.into_iter().map(|(id, _)| (id.clone(), None)));
@@ -196,8 +200,9 @@ impl Sessions {
             return Err(NotAllowed::Token);
         }
         let account = self.accounts.get(&session.account).filter(|account| account.is_enabled);
-        let role = account.ok_or(NotAllowed::Token)?.role;
-        let who = Who { name: session.account.clone(), role, session: Some(id.to_owned()) };
+        let account = account.ok_or(NotAllowed::Token)?;
+        let (role, tag) = (account.role, account.etag());
+        let who = Who { name: session.account.clone(), role, account: tag, session: Some(id.to_owned()) };
         self.sessions.get_mut(id).expect("it was found").use_at(now);
         Ok(who)
     }
@@ -209,11 +214,15 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
+    /// Returns whether the account of a caller is as it was when the caller was recognised: with that password and role.
+    fn is_unchanged(&self, who: &Who) -> bool {
+        self.accounts.get(&who.name).is_some_and(|account| account.is_enabled && account.etag() == who.account)
+    }
+
     /// Returns whether a caller who was recognised earlier still would be. This counts as use: a stream keeps its
     /// session.
     pub(crate) fn is_still(&mut self, who: &Who, now: Millis) -> bool {
-        let has_role = |account: &Account| account.is_enabled && account.role >= who.role;
-        if !self.accounts.get(&who.name).is_some_and(has_role) {
+        if !self.is_unchanged(who) {
             return false;
         }
         let Some(id) = &who.session else { return true };

@@ -214,6 +214,45 @@ fn headers_and_bodies_are_taken_as_meant_or_refused() {
     finish(daemon);
 }
 
+/// As JSON, these bodies would take 400 MB each.
+#[test]
+fn strangers_get_no_memory_by_long_bodies() {
+    const JOIN: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join";
+    let (daemon, token) = ready("long");
+    let before = daemon.peak_memory();
+    let objects = |bytes: usize| format!(r#"{{"UserName":[{}0]}}"#, r#"{"":0},"#.repeat(bytes / 7 - 4));
+    let all = objects(4 << 20);
+    for (what, path, headers, body, status) in [
+        ("a login", SESSIONS, "", all.as_str(), 413),
+        ("a login that is a little too long", SESSIONS, "", &objects(17 << 10), 413),
+        ("a login that is long", SESSIONS, "", &objects(16 << 10), 400),
+        ("a login at the collection's members", &format!("{SESSIONS}/Members/"), "", &all, 413),
+        ("a join", JOIN, "", &all, 413),
+        ("a join that is long", JOIN, "", &objects(64 << 10), 400),
+        ("nothing", "/redfish/v1/Nothing", "", &all, 413),
+        ("a declaration of nobody", APPLY, "", &all, 413),
+        ("a declaration with a password", APPLY, "authorization: Basic YWRtaW46cGFzcw==\r\n", &all, 413),
+        ("a declaration with another's token", APPLY, "x-auth-token: a.b\r\n", &all, 401),
+        ("a volume", CHUNKS, &token, &all, 413),
+        ("a declaration of too many values", APPLY, &token, &all, 400),
+    ] {
+        let send = || daemon.ask("POST", path, headers, body).expect("an answer");
+        let answers: Vec<Answer> = std::thread::scope(|scope| {
+            let sent: Vec<_> = (0..8).map(|_| scope.spawn(send)).collect();
+            sent.into_iter().map(|one| one.join().expect("an answer")).collect()
+        });
+        answers.iter().for_each(|answer| check_refused(what, answer, &[status]));
+        let grown = daemon.peak_memory() - before;
+        let max = if status == 400 && body.len() > 1 << 20 { 4 * 200 << 20 } else { 128 << 20 };
+        assert!(grown < max, "{what}: {} MiB", grown >> 20);
+    }
+    let answer = daemon.ask("POST", APPLY, "", &all).expect("an answer");
+    let said = answer.body["error"]["message"].as_str().expect("a message").to_owned();
+    assert!(said.contains("needs the token of a session; log in"), "{said}");
+    assert_eq!(daemon.ask("POST", APPLY, &token, &apply_body(&declaration())).expect("an answer").status, 200);
+    finish(daemon);
+}
+
 #[test]
 fn events_go_only_where_the_configuration_allows() {
     let (daemon, token) = ready("listeners");

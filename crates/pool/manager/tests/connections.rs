@@ -172,6 +172,28 @@ fn an_event_stream_ends_with_its_session() {
 }
 
 #[test]
+fn an_event_stream_by_password_ends_when_the_password_changes() {
+    const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
+    let daemon = Daemon::start(&directory("withdrawn"), &rack(None), "");
+    let token = daemon.login("admin", &daemon.password());
+    let body = json!({ "UserName": "rita", "Password": "a long password", "RoleId": "ReadOnly" }).to_string();
+    assert_eq!(daemon.ask("POST", ACCOUNTS, &token, &body).expect("an answer").status, 201);
+    let mut stream = BufReader::new(connect(&daemon));
+    // rita:a long password
+    let basic = "authorization: Basic cml0YTphIGxvbmcgcGFzc3dvcmQ=\r\n";
+    stream.get_mut().write_all(request("GET", STREAM, basic, "").as_bytes()).expect("sent");
+    assert!(head(&mut stream).starts_with("http/1.1 200"));
+    let body = json!({ "Password": "another password" }).to_string();
+    let changed = daemon.ask("PATCH", &format!("{ACCOUNTS}/rita"), &token, &body).expect("an answer");
+    assert_eq!(changed.status, 200, "{changed:?}");
+    stream.get_ref().set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    let (begun, mut rest) = (Instant::now(), Vec::new());
+    let ended = stream.read_to_end(&mut rest);
+    assert!(ended.is_ok() && begun.elapsed() < Duration::from_secs(10), "it goes on: {ended:?}");
+    finish(daemon);
+}
+
+#[test]
 fn requests_and_events_go_over_tls() {
     let (directory, authority) = (directory("tls"), Authority::new());
     let daemon = Daemon::start(&directory, &rack(None), &authority.sign(&directory));

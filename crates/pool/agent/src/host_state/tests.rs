@@ -95,10 +95,10 @@ impl Bench {
 #[test]
 fn a_program_gets_the_members_and_their_weights() {
     let mut bench = Bench::new();
-    assert!(!bench.host_state.open(id(1), &[]), "no volume is bound");
+    assert!(!bench.host_state.open(id(1), 0, &[]), "no volume is bound");
     let small = aquifer_fabric::MemberLease { bytes: Bytes::slabs(4), ..lease(2, 1, 0) };
     bench.present(vec![lease(1, 0, 0), small]);
-    assert!(bench.host_state.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), 0, &[]));
     let view = bench.view(1);
     let members: Vec<_> = view.members.iter().map(|it| (it.address.as_str(), it.weight, it.slabs)).collect();
     assert_eq!(members, [("d:1", 16, 8), ("d:2", 8, 4)]);
@@ -110,7 +110,7 @@ fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() 
     let mut bench = Bench::new();
     bench.donors.clear();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    assert!(bench.host_state.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), 0, &[]));
     assert_eq!(bench.view(1).members, [], "nobody has said where they are");
     let of = |address: &str, identity: &str| Whereabouts { addresses: vec![address.into()], identity: identity.into() };
     let known = [("donor-1", of("[::1]:7", "uri:spiffe://x/d1")), ("donor-2", of("d:7", "dns:d2.example"))];
@@ -123,7 +123,7 @@ fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() 
 fn a_volume_shrinks_when_programs_have_moved_everything() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    (1..3).for_each(|session| assert!(bench.host_state.open(id(session), &[])));
+    (1..3).for_each(|session| assert!(bench.host_state.open(id(session), 0, &[])));
     (1..3).for_each(|session| _ = bench.view(session));
     bench.leave(1, Why::Shrunk);
     assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
@@ -141,7 +141,7 @@ fn a_volume_shrinks_when_programs_have_moved_everything() {
 fn a_member_is_replaced_when_programs_have_moved_everything() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0)]);
-    assert!(bench.host_state.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), 0, &[]));
     bench.view(1);
     bench.join(vec![lease(2, 0, 0)]);
     assert_eq!(bench.orders(1), [(1, Order::Drain), (2, Order::Use)]);
@@ -174,11 +174,11 @@ fn without_programs_everything_is_immediate() {
 fn a_withdrawn_volume_stays_until_its_programs_have_ended() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0)]);
-    assert!(bench.host_state.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), 0, &[]));
     bench.order(Step::Withdraw { host: host(), volume: VOLUME, members: vec![MemberId(1)] }).unwrap();
     assert!(bench.view(1).is_withdrawn && !bench.has_left(1));
-    assert!(!bench.host_state.open(id(2), &[]), "nobody else opens it");
-    assert!(bench.host_state.open(id(3), &[1]), "but a forked child goes on");
+    assert!(!bench.host_state.open(id(2), 0, &[]), "nobody else opens it");
+    assert!(bench.host_state.open(id(3), 0, &[1]), "but a forked child goes on");
     bench.host_state.close(id(3));
     bench.host_state.disconnect(id(1));
     bench.host_state.look(|_| true);
@@ -193,7 +193,7 @@ fn a_withdrawn_volume_stays_until_its_programs_have_ended() {
 fn a_restarted_agent_knows_its_programs_and_a_restarted_host_has_none() {
     let mut bench = Bench::new();
     bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
-    assert!(bench.host_state.open(id(1), &[]));
+    assert!(bench.host_state.open(id(1), 0, &[]));
     bench.view(1);
     bench.leave(1, Why::Shrunk);
     let stored = serde_json::to_string(&bench.host_state).unwrap();
@@ -233,6 +233,29 @@ fn an_agent_refuses_what_is_not_for_it() {
 /// Managers order anything, in any order, and programs open, drain, restart their connections and end. A program may
 /// have memory of every member that it was given and has not left.
 #[test]
+fn users_are_limited_by_program_by_uid_and_in_all() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    let one = |session: u64| UserId { session, ..id(1) };
+    let open = |bench: &mut Bench, id: UserId, uid: u32, programs_max: usize| {
+        bench.host_state.has_room(id, uid, programs_max) && bench.host_state.open(id, uid, &[])
+    };
+    (0..64).for_each(|session| assert!(open(&mut bench, one(session), 5, 1000)));
+    assert!(!open(&mut bench, one(64), 5, 1000), "one program");
+    assert!(open(&mut bench, one(63), 5, 1000), "who is there may connect again");
+    assert!(open(&mut bench, id(2), 5, 1000), "another program");
+    // 4 x 20 users are remembered, of which one uid has 60.
+    assert!(!open(&mut bench, id(3), 5, 20) && open(&mut bench, id(3), 6, 20));
+    (4..18).for_each(|session| assert!(open(&mut bench, id(session), 0, 20), "{session}"));
+    assert!(!open(&mut bench, id(18), 0, 20), "all places are taken");
+    bench.host_state.disconnect(one(0));
+    assert!(!open(&mut bench, id(18), 0, 20), "who has disconnected and runs is still there");
+    bench.host_state.disconnect(id(3));
+    (0..=MISSED_MAX).for_each(|_| bench.host_state.look(|process| process != id(3).process));
+    assert!(open(&mut bench, id(18), 0, 20), "who has ended makes room");
+}
+
+#[test]
 fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
     for seed in 0..300 {
         let mut random: u64 = seed;
@@ -257,7 +280,7 @@ fn in_every_history_no_member_leaves_while_a_program_may_have_memory_there() {
                 1 => bench.leave(member, Why::Shrunk),
                 2 => bench.leave(member, Why::Replaced),
                 3 if below(10) == 0 => bench.leave(member, Why::Unbound),
-                4 if bench.host_state.open(id(session), &[]) => _ = has.entry(session).or_default(),
+                4 if bench.host_state.open(id(session), 0, &[]) => _ = has.entry(session).or_default(),
                 5 if below(3) == 0 => {
                     bench.host_state.disconnect(id(session));
                     (0..=MISSED_MAX).for_each(|_| bench.host_state.look(|process| process != id(session).process));

@@ -16,12 +16,28 @@ use crate::processes::Process;
 /// How many looks in a row a user may be missing: at one a second, longer than a forked child takes to connect.
 pub(super) const MISSED_MAX: u32 = 5;
 
+/// Maximum number of times that one program has a volume open.
+pub(super) const OPENS_MAX: usize = 64;
+/// How many users are remembered for each program that is served at a time: a program may use several volumes, and one
+/// that has disconnected is remembered while it runs.
+const USERS_PER_PROGRAM: usize = 4;
+/// How many quarters of the places one user of the host other than root can take.
+const QUARTERS_PER_UID: usize = 3;
+
+/// Returns how many of this many places one user of the host can take.
+pub(crate) fn share_of(uid: u32, places: usize) -> usize {
+    if uid == 0 { places } else { (places * QUARTERS_PER_UID / 4).max(1) }
+}
+
 /// A program that uses a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct User {
     pub(super) volume: VolumeId,
     pub(super) process: Process,
     pub(super) session: u64,
+    /// The user of the host that it runs as. States of older agents do not have it.
+    #[serde(default)]
+    pub(super) uid: u32,
     /// Members that it was ever given.
     pub(super) given: BTreeSet<MemberId>,
     /// Members that it has left.
@@ -36,6 +52,12 @@ pub(super) struct User {
     pub(super) missed: u32,
 }
 
+impl User {
+    fn is(&self, id: UserId) -> bool {
+        (self.volume, self.process, self.session) == (id.volume, id.process, id.session)
+    }
+}
+
 /// Who uses a volume: a process, and its number for this use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct UserId {
@@ -45,9 +67,20 @@ pub(crate) struct UserId {
 }
 
 impl HostState {
+    /// Returns whether a user can be added, or is there already. Without a limit, one program could make this state
+    /// grow by opening a volume again and again.
+    pub(crate) fn has_room(&self, id: UserId, uid: u32, programs_max: usize) -> bool {
+        let of = |is_counted: &dyn Fn(&&User) -> bool| self.users.iter().filter(is_counted).count();
+        let users_max = programs_max * USERS_PER_PROGRAM;
+        let opens = of(&|user| (user.volume, user.process) == (id.volume, id.process));
+        let is_there = self.users.iter().any(|user| user.is(id));
+        let is_within = self.users.len() < users_max && of(&|user| user.uid == uid) < share_of(uid, users_max);
+        is_there || opens < OPENS_MAX && is_within
+    }
+
     /// Adds a user that has memory of some members, or notes that it has connected again. Returns false if the volume
     /// is not bound to this host.
-    pub(crate) fn open(&mut self, id: UserId, holds: &[u64]) -> bool {
+    pub(crate) fn open(&mut self, id: UserId, uid: u32, holds: &[u64]) -> bool {
         if let Some(user) = self.user(id) {
             (user.is_connected, user.missed) = (true, 0);
             return true;
@@ -61,6 +94,7 @@ impl HostState {
             volume: id.volume,
             process: id.process,
             session: id.session,
+            uid,
             given,
             left: BTreeSet::new(),
             draining: BTreeMap::new(),
@@ -71,8 +105,7 @@ impl HostState {
     }
 
     fn user(&mut self, id: UserId) -> Option<&mut User> {
-        let is_it = |user: &&mut User| (user.volume, user.process, user.session) == (id.volume, id.process, id.session);
-        self.users.iter_mut().find(is_it)
+        self.users.iter_mut().find(|user| user.is(id))
     }
 
     /// Notes that a user's connection has ended. The user itself may still run.
@@ -84,7 +117,7 @@ impl HostState {
 
     /// Notes that a user has closed the volume.
     pub(crate) fn close(&mut self, id: UserId) {
-        self.users.retain(|user| (user.volume, user.process, user.session) != (id.volume, id.process, id.session));
+        self.users.retain(|user| !user.is(id));
     }
 
     /// Notes what a user has done. Returns whether something was noted that must be on disk.

@@ -9,8 +9,13 @@ use serde_json::{Map, Value};
 use super::answer::Problem;
 use super::routes::{Kind, Property};
 
-/// Largest body: a declaration of some thousand volumes.
-pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
+/// Longest body: a declaration of some thousand volumes.
+pub(crate) const DECLARATION_BYTES_MAX: usize = 4 << 20;
+/// Longest body of other changes. It is also the longest that a stranger can send: a certificate signing request and a
+/// token take a tenth of it.
+pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
+/// Longest body of a login: a name and a password.
+pub(super) const LOGIN_BYTES_MAX: usize = 16 << 10;
 
 /// Parses a body and checks it against a route's properties. Ignores OData annotations, which clients send back
 /// unchanged. If `is_update`, refuses a body that contains only annotations.
@@ -95,5 +100,42 @@ pub fn take_body(bytes: &[u8]) {
     if let Ok(declaration) = serde_json::from_slice::<aquifer_fabric::Declaration>(bytes) {
         let text = serde_json::to_vec(&declaration).expect("what was read can be written");
         assert_eq!(serde_json::from_slice::<aquifer_fabric::Declaration>(&text).ok(), Some(declaration));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_fabric::{Declaration, LatencyClass};
+    use serde_json::json;
+
+    use super::*;
+    use crate::rest::routes::ROUTES;
+
+    /// What `aquifer fabric export` prints, and `aquifer fabric apply` sends.
+    #[test]
+    fn a_declaration_of_ten_thousand_volumes_is_taken() {
+        let spec = json!({
+            "size": "8GiB", "pool": "main", "zone": "lab", "class": LatencyClass::ALL[0],
+            "redundancy": { "parity": { "data": 4, "parity": 2 } }, "width": 4, "expires_at": 4_000_000_000_000u64,
+        });
+        let spec: VolumeSpec = serde_json::from_value(spec).expect("a specification");
+        let volume =
+            |number: u32| (format!("volume-{number}"), json!({ "spec": spec, "host": format!("host-{number}") }));
+        let volumes: Map<String, Value> = (0..10_000).map(volume).collect();
+        let declaration: Declaration = serde_json::from_value(json!({ "volumes": volumes })).expect("a declaration");
+        let body = json!({ "Declaration": declaration }).to_string();
+        assert!(body.len() < DECLARATION_BYTES_MAX, "{}", body.len());
+        let route = ROUTES.iter().find(|route| route.path.ends_with("/Aquifer.Apply")).expect("it is there");
+        let map = parse(body.as_bytes(), route.body, false);
+        assert!(map.is_ok_and(|map| map["Declaration"]["volumes"]["volume-9999"]["host"] == "host-9999"));
+    }
+
+    #[test]
+    fn a_body_of_many_values_is_refused() {
+        let body = format!(r#"{{"Declaration": {{"": [{}0]}}}}"#, r#"{"":0},"#.repeat(590_000));
+        assert!(body.len() < DECLARATION_BYTES_MAX);
+        let route = ROUTES.iter().find(|route| route.path.ends_with("/Aquifer.Apply")).expect("it is there");
+        let refused = parse(body.as_bytes(), route.body, false).expect_err("too many");
+        assert!(refused.status == 400 && refused.message.contains("more than 262144 values"), "{refused:?}");
     }
 }

@@ -20,6 +20,7 @@ use super::answer::Answer;
 use super::now;
 use super::service::{Position, Request, Service};
 use crate::accounts::{Account, Role};
+use crate::audit_checks::AuditChecker;
 use crate::config::{SessionsConfig, SimulatedConfig};
 use crate::console::Console;
 use crate::crash::CrashPoint;
@@ -114,7 +115,8 @@ fn service() -> &'static Service {
         let answer = Box::new(|outcome: Result<Done, NotDone>| drop(outcome.expect("it can be applied")));
         writer.round(vec![Posted::Order(order, answer)], now()).unwrap_or_else(|stop| panic!("{stop}"));
         let (orders, posted) = sync_channel(16);
-        std::thread::spawn(move || write(writer, &posted));
+        let of_writer = Arc::clone(&shared);
+        std::thread::spawn(move || write(writer, &posted, &of_writer));
         Service {
             shared,
             sessions: Arc::new(Mutex::new(Sessions::none(SessionsConfig::default()))),
@@ -128,9 +130,13 @@ fn service() -> &'static Service {
     })
 }
 
-fn write(mut writer: Writer, posted: &Receiver<Posted>) {
+fn write(mut writer: Writer, posted: &Receiver<Posted>, shared: &Shared) {
+    let mut checker = AuditChecker::default();
     while let Ok(first) = posted.recv() {
         writer.round(vec![first], now()).unwrap_or_else(|stop| panic!("{stop}"));
+        while shared.audit.is_under_way() {
+            checker.step(&writer.store, shared).unwrap_or_else(|failure| panic!("{failure}"));
+        }
     }
 }
 
@@ -145,7 +151,7 @@ fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
         sessions.accounts.insert(name.to_owned(), account);
     }
     let (_, name, role) = SESSIONS.into_iter().find(|(_, _, role)| Some(*role) == wanted)?;
-    let who = Who { name: name.to_owned(), role, session: None };
+    let who = Who { name: name.to_owned(), role, account: sessions.accounts[name].etag(), session: None };
     let ((_, token), pending) = sessions.create(&who, now()).ok()?;
     sessions.take_over(pending);
     Some(token)

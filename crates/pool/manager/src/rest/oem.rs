@@ -3,19 +3,27 @@
 
 //! What Redfish has no resource for: a summary of the state, declarations, plans, adoption, and the audit log.
 
+use std::time::Duration;
+
 use aquifer_fabric::Declaration;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
 use super::collection::PAGE_MAX;
-use super::now;
 use super::service::Call;
+use crate::audit_checks::Progress;
 use crate::manager_store::ManagerStore;
 use crate::order::Act;
 use crate::snapshot::Answering;
-use crate::writer::Done;
+use crate::writer::{Done, Posted};
 
 const PATH: &str = "/redfish/v1/Oem/Aquifer";
+/// Reading it has the whole audit log checked, so `$expand` does not.
+pub(super) const VERIFICATION: &str = "/redfish/v1/Oem/Aquifer/Audit/Verification";
+/// How long a request waits for a check of the audit log.
+const VERIFICATION_WAIT_MAX: Duration = Duration::from_secs(5);
+const UNAVAILABLE: &str = "Base.1.18.ServiceTemporarilyUnavailable";
 
 /// Returns an order's outcome as a body.
 pub(super) fn plan_body(done: &Done) -> Value {
@@ -69,8 +77,9 @@ pub(super) fn export(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 fn declaration(call: &Call<'_>) -> Result<Box<Declaration>, Problem> {
-    let value = call.body.get("Declaration").cloned().unwrap_or_default();
-    serde_json::from_value(value).map(Box::new).map_err(|error| {
+    let value = call.body.get("Declaration").unwrap_or(&Value::Null);
+    // Not from a copy, which would take as much memory again.
+    Declaration::deserialize(value).map(Box::new).map_err(|error| {
         Problem::value(
             "Declaration",
             format!("{error}; begin with an export: aquifer fabric export, or GET {PATH}/Declaration"),
@@ -105,32 +114,35 @@ pub(super) fn audit(call: &Call<'_>) -> Result<Answer, Problem> {
         json!({
             "@odata.id": format!("{PATH}/Audit"), "@odata.type": "#AquiferAudit.v1_0_0.AquiferAudit", "Id": "Audit",
             "Name": "Audit log", "Records": records, "Tail": tail,
-            "Verification": { "@odata.id": format!("{PATH}/Audit/Verification") },
+            "Verification": { "@odata.id": VERIFICATION },
         }),
     ))
 }
 
 fn unreadable(line: String) -> Problem {
-    Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", line, "look at the daemon's log")
+    Problem::new(503, UNAVAILABLE, line, "look at the daemon's log")
 }
 
-/// Checks the whole log. Damage is an answer and an event, and the log stays as it is.
+/// Checks the log, or waits for the check that is under way. Damage is an answer and an event, and the log stays as it
+/// is.
 pub(super) fn verification(call: &Call<'_>) -> Result<Answer, Problem> {
-    let verify = |store: &mut ManagerStore| Ok(store.verify_audit().map_err(|failure| failure.to_string()));
-    let verified = call.service.errand(verify)?.map_err(unreadable)?;
-    let shared = &call.service.shared;
-    shared.meters.note_audit(verified.is_err());
+    // What wakes the writer does nothing else.
+    let wake = || call.service.post(Posted::Errand(Box::new(|_| Ok(()))));
+    let verified =
+        call.service.shared.audit.ask(VERIFICATION_WAIT_MAX, wake)?.map_err(|Progress { checked, all }| {
+            let what = format!("the audit log is being checked; {checked} of {all} records are done");
+            let mut problem = Problem::new(503, UNAVAILABLE, what, "ask again in some seconds");
+            problem.headers.push(("retry-after", "5".to_owned()));
+            problem
+        })?;
     let (tail, damage) = match verified {
         Ok(tail) => (Some(tail), None),
-        Err(damage) => {
-            shared.events.add(now(), "AuditDamaged", "Critical", damage.0.clone());
-            (None, Some(damage.0))
-        }
+        Err(damage) => (None, Some(damage.0)),
     };
     Ok(Answer::of(
         200,
         json!({
-            "@odata.id": format!("{PATH}/Audit/Verification"), "Id": "Verification", "Name": "Audit log, verified",
+            "@odata.id": VERIFICATION, "Id": "Verification", "Name": "Audit log, verified",
             "@odata.type": "#AquiferAuditVerification.v1_0_0.AquiferAuditVerification",
             "IsIntact": damage.is_none(), "Damage": damage, "Tail": tail,
         }),

@@ -4,6 +4,7 @@
 //! The table of routes: what can be asked, who may ask it, and what a body may hold.
 
 use super::answer::{Answer, Problem};
+use super::body::{BODY_BYTES_MAX, DECLARATION_BYTES_MAX, LOGIN_BYTES_MAX};
 use super::service::Call;
 use super::{access, devices, events, fabrics, joining, memory, metadata, oem, registries, roots, switches, tasks};
 use crate::accounts::Role;
@@ -80,6 +81,8 @@ pub(super) struct Route {
     /// The minimum role; `None` is open to everybody.
     pub(super) needs: Option<Role>,
     pub(super) body: &'static [Property],
+    /// The maximum length of a body, in bytes.
+    pub(super) body_bytes_max: usize,
     /// Whether the header `Aquifer-Dry-Run` is allowed.
     pub(super) has_dry_run: bool,
     /// Whether the header `Aquifer-Unbind` is allowed.
@@ -88,12 +91,12 @@ pub(super) struct Route {
 }
 
 const fn open(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
-    Route { method: Method::Get, path, summary, needs: None, body: &[], has_dry_run: false, has_unbind: false, answer }
+    let (method, body_bytes_max, has_dry_run, has_unbind) = (Method::Get, BODY_BYTES_MAX, false, false);
+    Route { method, path, summary, needs: None, body: &[], body_bytes_max, has_dry_run, has_unbind, answer }
 }
 
 const fn get(path: &'static str, summary: &'static str, answer: fn(&Call<'_>) -> Result<Answer, Problem>) -> Route {
-    let needs = Some(Role::ReadOnly);
-    Route { method: Method::Get, path, summary, needs, body: &[], has_dry_run: false, has_unbind: false, answer }
+    open(path, summary, answer).by(Role::ReadOnly)
 }
 
 const fn change(
@@ -103,7 +106,7 @@ const fn change(
     body: &'static [Property],
     answer: fn(&Call<'_>) -> Result<Answer, Problem>,
 ) -> Route {
-    Route { method, path, summary, needs: Some(Role::Operator), body, has_dry_run: false, has_unbind: false, answer }
+    Route { method, body, ..open(path, summary, answer) }.by(Role::Operator)
 }
 
 impl Route {
@@ -118,6 +121,16 @@ impl Route {
 
     const fn by(self, role: Role) -> Route {
         Route { needs: Some(role), ..self }
+    }
+
+    /// Lets everybody use the route, with bodies of up to this many bytes.
+    const fn by_strangers(self, body_bytes_max: usize) -> Route {
+        Route { needs: None, body_bytes_max, ..self }
+    }
+
+    /// Lets the body have a declaration.
+    const fn with_declaration(self) -> Route {
+        Route { body_bytes_max: DECLARATION_BYTES_MAX, ..self }
     }
 
     /// Lets the route also answer what a change would do.
@@ -161,16 +174,14 @@ pub(super) const ROUTES: &[Route] = &[
     open("/redfish/v1/openapi.json", "This document", roots::document),
     get("/redfish/v1/SessionService", "The session service", roots::session_service),
     get("/redfish/v1/SessionService/Sessions", "Sessions", access::sessions),
-    Route {
-        method: Post,
-        path: "/redfish/v1/SessionService/Sessions",
-        summary: "Log in; the answer's header X-Auth-Token is the token",
-        needs: None,
-        body: &[must("UserName", Text), must("Password", Text)],
-        has_dry_run: false,
-        has_unbind: false,
-        answer: access::login,
-    },
+    change(
+        Post,
+        "/redfish/v1/SessionService/Sessions",
+        "Log in; the answer's header X-Auth-Token is the token",
+        &[must("UserName", Text), must("Password", Text)],
+        access::login,
+    )
+    .by_strangers(LOGIN_BYTES_MAX),
     get("/redfish/v1/SessionService/Sessions/{SessionId}", "A session", access::session),
     change(Delete, "/redfish/v1/SessionService/Sessions/{SessionId}", "Log out", &[], access::logout).by(ReadOnly),
     get("/redfish/v1/AccountService", "The account service", roots::account_service),
@@ -363,6 +374,7 @@ pub(super) const ROUTES: &[Route] = &[
         &[must("Declaration", Object)],
         oem::plan,
     )
+    .with_declaration()
     .by(ReadOnly),
     change(
         Post,
@@ -371,6 +383,7 @@ pub(super) const ROUTES: &[Route] = &[
         &[must("Declaration", Object)],
         oem::apply,
     )
+    .with_declaration()
     .with_dry_run()
     .by(Administrator),
     change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
@@ -400,16 +413,14 @@ pub(super) const ROUTES: &[Route] = &[
         joining::delete_token,
     )
     .by(Administrator),
-    Route {
-        method: Post,
-        path: "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join",
-        summary: "Join: a token and a certificate signing request for a certificate",
-        needs: None,
-        body: &[must("Token", Text), must("CertificateSigningRequest", Text)],
-        has_dry_run: false,
-        has_unbind: false,
-        answer: joining::join,
-    },
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Join",
+        "Join: a token and a certificate signing request for a certificate",
+        &[must("Token", Text), must("CertificateSigningRequest", Text)],
+        joining::join,
+    )
+    .by_strangers(BODY_BYTES_MAX),
     get(
         "/redfish/v1/Oem/Aquifer/Certificates",
         "Certificates that the pool's authority has signed",

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use super::answer::{Answer, Problem};
 use super::body;
 use super::collection::{Query, decoded};
+use super::oem::VERIFICATION;
 use super::routes::{Method, ROUTES, Route};
 use super::{ORDER_WAIT_MAX, access, now, protocol, request_record, shape};
 use crate::account_changes::carry_out;
@@ -119,11 +120,8 @@ impl Service {
         let mut operation = self.shared.telemetry.begin("request", Side::Server, request.header("traceparent"));
         let cause = request_record::cause(&operation, request);
         let mut route = None;
-        let mut answer = self.try_answer(request, &cause, &mut route).unwrap_or_else(Problem::answer);
-        // A browser would ask for the password itself, keep it, and send it with requests of any page.
-        if request.header("sec-fetch-mode").is_some() {
-            answer.headers.retain(|(name, _)| *name != "www-authenticate");
-        }
+        let answer = self.try_answer(request, &cause, &mut route);
+        let answer = answer.unwrap_or_else(|problem| without_dialog(request, problem).answer());
         let mut answer = protocol::with_etag(request, answer);
         let counted = route.unwrap_or(("other", "none"));
         self.shared.meters.count_answer(counted.0, counted.1, answer.status);
@@ -184,7 +182,7 @@ impl Service {
 
     /// Returns what a standby answers: where the leader is. A reader is sent there; a change is refused, because its
     /// client must know that it asked the wrong manager.
-    fn elsewhere(&self, request: &Request) -> Option<Result<Answer, Problem>> {
+    pub(super) fn elsewhere(&self, request: &Request) -> Option<Result<Answer, Problem>> {
         let leader = match &*self.position.read().expect("a panic ends the daemon") {
             Position::Leader { .. } => return None,
             Position::Standby { leader } => leader.clone(),
@@ -242,7 +240,7 @@ impl Service {
         Ok(self.errand(move |store| carry_out(&sessions, store, now(), decide))??)
     }
 
-    fn caller(&self, request: &Request, needs: Role) -> Result<Who, Problem> {
+    pub(super) fn caller(&self, request: &Request, needs: Role) -> Result<Who, Problem> {
         let who = access::recognise(self, request)?;
         if who.role < needs {
             let message = format!("account {} has role {}", who.name, who.role.name());
@@ -283,7 +281,8 @@ impl Call<'_> {
             return read;
         }
         if let Some(how) = self.query.expand {
-            let mut fetch = |path: &str| self.read(path)?.ok()?.body;
+            let is_read = |path: &&str| *path != VERIFICATION;
+            let mut fetch = |path: &str| self.read(Some(path).filter(is_read)?)?.ok()?.body;
             shape::expand(how, &mut body, &mut fetch);
         }
         answer.body = Some(shape::select(&self.query, body));
@@ -339,6 +338,14 @@ impl Call<'_> {
     }
 }
 
+/// Removes what would make a browser ask for the password itself, keep it, and send it with requests of any page.
+pub(super) fn without_dialog(request: &Request, mut problem: Problem) -> Problem {
+    if request.header("sec-fetch-mode").is_some() {
+        problem.headers.retain(|(name, _)| *name != "www-authenticate");
+    }
+    problem
+}
+
 /// Refuses changes that a page of another site has sent. Such a page has no token, so that this is a second guard.
 fn check_site(request: &Request) -> Result<(), Problem> {
     let is_foreign = match (request.header("sec-fetch-site"), request.header("origin")) {
@@ -361,7 +368,7 @@ fn busy(what: &str) -> Problem {
 }
 
 /// Returns the values for the names in braces in a route's path, if the path matches it.
-fn names(route: &Route, path: &str) -> Option<Vec<String>> {
+pub(super) fn names(route: &Route, path: &str) -> Option<Vec<String>> {
     let (mut pattern, mut segments) = (route.path.split('/'), path.split('/'));
     let mut names = Vec::new();
     loop {

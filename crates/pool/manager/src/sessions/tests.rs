@@ -26,7 +26,15 @@ impl Site {
         let mut site = Site { store, sessions };
         let hash = hash("correct horse").expect("hashed");
         site.keep(0, |sessions| sessions.add_account("amy", Role::Administrator, &hash, "test")).expect("added");
-        (site, Who { name: "amy".into(), role: Role::Administrator, session: None })
+        let who = site.by_password("amy");
+        (site, who)
+    }
+
+    /// Returns who has just sent the right password of an account.
+    fn by_password(&self, name: &str) -> Who {
+        let sessions = self.sessions.lock().expect("a lock");
+        let account = &sessions.accounts[name];
+        Who { name: name.to_owned(), role: account.role, account: account.etag(), session: None }
     }
 
     fn keep<T>(&mut self, now: u64, decide: impl FnOnce(&Sessions) -> Decided<T>) -> Result<T, NotAllowed> {
@@ -147,6 +155,24 @@ fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
     assert!(matches!(try_right(Some(&change)), Err(Some(_))));
 }
 
+/// The writer makes the session, after other changes that came before.
+#[test]
+fn a_password_that_was_changed_before_the_session_is_made_makes_none() {
+    let (mut site, who) = Site::new();
+    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    site.keep(1, |sessions| sessions.change_account("amy", &change, "amy")).expect("changed");
+    let refused = site.keep(1, |sessions| sessions.create(&who, Millis(1)));
+    assert!(matches!(refused, Err(NotAllowed::Login)), "{refused:?}");
+    assert!(!site.is_still(&who, 1), "nor does it keep a stream");
+    let who = site.by_password("amy");
+    assert!(site.keep(1, |sessions| sessions.create(&who, Millis(1))).is_ok() && site.is_still(&who, 1));
+    site.keep(1, |sessions| sessions.add_account("bob", Role::Administrator, "", "amy")).expect("added");
+    site.keep(1, |sessions| sessions.delete_account("amy", "bob")).expect("deleted");
+    site.keep(1, |sessions| sessions.add_account("amy", Role::Administrator, "", "bob")).expect("added again");
+    let refused = site.keep(1, |sessions| sessions.create(&who, Millis(1)));
+    assert!(matches!(refused, Err(NotAllowed::Login)), "another account of the same name: {refused:?}");
+}
+
 #[test]
 fn sessions_are_bounded() {
     let (mut site, who) = Site::new();
@@ -161,7 +187,7 @@ fn an_account_that_logs_in_often_ends_only_its_own_sessions() {
     let (mut site, who) = Site::new();
     site.keep(0, |sessions| sessions.add_account("rita", Role::ReadOnly, "", "admin")).expect("added");
     let (mine, _) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
-    let rita = Who { name: "rita".into(), role: Role::ReadOnly, session: None };
+    let rita = site.by_password("rita");
     let rounds = u64::try_from(SESSIONS_MAX).expect("a small number") + 3;
     let begun = site.sessions.lock().expect("a lock").sessions.len();
     for time in 1..rounds {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use aquifer_fabric::VolumeId;
 use aquifer_telemetry::Telemetry;
 
+use crate::audit_checks::AuditChecks;
 use crate::events::Events;
 use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::meters::Meters;
@@ -51,6 +52,7 @@ pub(crate) struct Done {
 pub(crate) struct Shared {
     pub(crate) snapshot: RwLock<Arc<Snapshot>>,
     pub(crate) events: Events,
+    pub(crate) audit: AuditChecks,
     pub(crate) meters: Arc<Meters>,
     pub(crate) telemetry: Telemetry,
     subscriptions: Mutex<Subscriptions>,

@@ -174,6 +174,13 @@ impl Daemon {
         assert!(sent.is_ok_and(|sent| sent.success()), "kill {signal}");
     }
 
+    /// Returns the most memory that it ever had, in bytes (VmHWM, proc(5)).
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
     /// Returns the initial password.
     pub fn password(&self) -> String {
         let text = std::fs::read_to_string(self.directory.join("state/initial-password")).expect("the first password");
