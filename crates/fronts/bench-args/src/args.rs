@@ -64,8 +64,8 @@ Limits, swap areas and hosts for donors need root. A swap area or cgroup that th
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     ///
-    /// stream, stream-static, uniform-read, uniform-update, zipf-read, zipf-update, chase, matmul, cg, bfs, pr, bc, load,
-    /// redis, redis-save, ycsb-a, ycsb-c, kv, lookup, bfs-hints, gather, gather-python, hints.
+    /// stream, stream-static, uniform-read, uniform-update, zipf-read, zipf-update, chase, matmul, cg, bfs, pr, bc,
+    /// load, redis, redis-save, ycsb-a, ycsb-c, kv, lookup, bfs-hints, gather, gather-python, hints.
     ///
     /// `memory`, which is not part of `all`, measures memory itself: latency, bandwidth and latency under load of each
     /// NUMA node, and of the tiers of the named contenders

@@ -167,8 +167,8 @@ impl HostState {
         tasks
     }
 
-    /// Returns the other devices that a host cannot tell from that of a task: logical devices of the same device with the
-    /// same size. Each is the region of its member, if that has one.
+    /// Returns the other devices that a host cannot tell from that of a task: logical devices of the same device with
+    /// the same size. Each is the region of its member, if that has one.
     pub(crate) fn twins(&self, task: &DeviceTask) -> Vec<Option<String>> {
         let of_held = self.volumes.iter().flat_map(|(volume, held)| {
             held.attachments.iter().filter_map(|(member, attachment)| {
