@@ -243,7 +243,7 @@ fn strangers_get_no_memory_by_long_bodies() {
         });
         answers.iter().for_each(|answer| check_refused(what, answer, &[status]));
         let grown = daemon.peak_memory() - before;
-        let max = if status == 400 && body.len() > 1 << 20 { 4 * 200 << 20 } else { 128 << 20 };
+        let max = if status == 400 && body.len() > 1 << 20 { 800 << 20 } else { 128 << 20 };
         assert!(grown < max, "{what}: {} MiB", grown >> 20);
     }
     let answer = daemon.ask("POST", APPLY, "", &all).expect("an answer");
