@@ -3,7 +3,7 @@
 
 //! Checks of the audit log, which has a record of every change since the pool was made: page by page on the writer's
 //! thread, one page after each round, so that a long log delays no round. A check begins when a manager becomes the
-//! leader, and when an administrator asks for one. One runs at a time; whoever asks meanwhile gets its result.
+//! leader, and when an administrator asks for one. One runs at a time; all who ask meanwhile get its result.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::manager_store::{AuditCheck, AuditDamage, ManagerStore, ManagerStoreFa
 use crate::rest::now;
 use crate::writer::Shared;
 
-/// How long a result is kept for whoever was told to ask again.
+/// How long a result is kept for a caller who was told to ask again.
 const RESULT_AGE_MAX: Duration = Duration::from_secs(600);
 
 /// What a check has found: the end of the log, or where it is damaged.
@@ -52,7 +52,7 @@ impl AuditChecks {
         self.state.lock().expect("a panic ends the daemon")
     }
 
-    /// Begins anew with a check: this manager leads from now on, and an earlier check was of an earlier term.
+    /// Starts over with a check: this manager leads from now on, and an earlier check was of an earlier term.
     pub(crate) fn restart(&self) {
         let mut state = self.state();
         *state = State { is_wanted: true, ended: state.ended, ..State::default() };
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn one_check_runs_at_a_time_and_its_result_is_kept_for_whoever_asks_again() {
+    fn one_check_runs_at_a_time_and_its_result_is_kept_for_callers_who_ask_again() {
         let (checks, whole) = (AuditChecks::default(), Tail::default());
         assert!(!checks.begin(9), "nobody has asked");
         assert_eq!(ask(&checks), Err(Progress::default()));
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(ask(&checks), Err(Progress::default()), "a result that was told is not told again");
         assert!(checks.begin(9));
         checks.restart();
-        assert!(checks.is_under_way() && checks.begin(9), "a new leader checks anew");
+        assert!(checks.is_under_way() && checks.begin(9), "a new leader checks once more");
     }
 
     #[test]

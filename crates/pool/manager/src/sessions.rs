@@ -214,7 +214,7 @@ impl Sessions {
         idle >= self.config.idle_seconds * 1000 || age >= self.config.life_seconds * 1000
     }
 
-    /// Returns whether the account of a caller is as it was when the caller was recognised: with that password and role.
+    /// Returns whether a caller's account is as it was when the caller was recognised: the same password and role.
     fn is_unchanged(&self, who: &Who) -> bool {
         self.accounts.get(&who.name).is_some_and(|account| account.is_enabled && account.etag() == who.account)
     }
