@@ -56,9 +56,7 @@ impl ExitCode {
             ExitCode::Usage => "the arguments make no sense",
             ExitCode::Refused => "--strict ended the program, or did not start it: its budget would not have held",
             ExitCode::CannotGoOn => "the pager could not go on, and ended the program with a message",
-            ExitCode::CannotStart => {
-                "aquifer run, vm, agent, bench, cache, fabric, fmapi or stress could not start"
-            }
+            ExitCode::CannotStart => "aquifer run, vm, agent, bench, cache, fabric, fmapi or stress could not start",
             ExitCode::CannotRun => "the program cannot be run on managed memory",
             ExitCode::NotFound => "the program was not found",
         }
