@@ -9,9 +9,9 @@
 //! left. While the agent does not answer, the lease stays a stray, and adoption is tried again.
 //!
 //! Any host and any donor may report anything. What contradicts itself, or what others report, stays a stray
-//! (`adopt/validate.rs`): whatever is reported, the state afterwards is one that `desired/check.rs` accepts, and one that
-//! lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already; what is
-//! above its quota is listed ([`OverQuota`](crate::OverQuota)).
+//! (`adopt/validate.rs`): whatever is reported, the state afterwards is one that `desired/check.rs` accepts, and one
+//! that lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already;
+//! what is above its quota is listed ([`OverQuota`](crate::OverQuota)).
 
 mod lent;
 mod validate;

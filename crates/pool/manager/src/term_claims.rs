@@ -7,9 +7,9 @@
 //! leadership: only the store knows whether another manager has taken a greater term (`writer/hearing.rs` looks there).
 //!
 //! A claim is needed for one thing: a manager whose state was lost, or restored from an old backup, must take a term
-//! that is greater than those that ends have seen. So the claim of an end that this manager meets for the first time is
-//! accepted, once, and only if the term is one that a manager can have taken. All other claims are rejected, and the end
-//! counts as silent until it reports.
+//! that is greater than those that ends have seen. So the claim of an end that this manager meets for the first time
+//! is accepted, once, and only if the term is one that a manager can have taken. All other claims are rejected, and
+//! the end counts as silent until it reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
