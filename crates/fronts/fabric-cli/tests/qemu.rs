@@ -56,7 +56,7 @@ impl Rig {
 }
 
 /// A manager of these switches, `s0` and so on. Host `h00N` is at the upstream port of switch `sN`.
-/// QEMU's device cannot be told to wipe what is released, so the manager is told that it does so by itself.
+/// QEMU's device has no command that wipes what is released, so the configuration says `wipe = "on-unbind"`.
 struct ManagerProcess {
     daemon: Daemon,
     token: String,

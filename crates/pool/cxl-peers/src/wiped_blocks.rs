@@ -66,12 +66,7 @@ impl Peer {
             take_back(client, path, capacity, host_id)?;
         }
         capacity.offers = read_offers(client, path, capacity)?;
-        match capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED) {
-            true => {
-                NotDone::refused(format!("device {device} is still wiping blocks; capacity is added when it is done"))
-            }
-            false => Ok(()),
-        }
+        refuse_while_wiping(device, capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED))
     }
 
     /// Makes sure that all free blocks of a device are wiped, and stay so. `capacity` is what hosts have now.
@@ -197,12 +192,7 @@ impl Peer {
         let add = InitiateDcAdd { host_id, policy, region, length: all.length, tag: BEING_WIPED, extents };
         client.initiate_dc_add(path, &add)?;
         take_back(client, path, capacity, host_id)?;
-        match read_offers(client, path, capacity)?.is_empty() {
-            true => Ok(()),
-            false => {
-                NotDone::refused(format!("device {device} is still wiping blocks; capacity is added when it is done"))
-            }
-        }
+        refuse_while_wiping(device, !read_offers(client, path, capacity)?.is_empty())
     }
 
     /// Reads the log of a device. Returns whether it has one.
@@ -222,6 +212,13 @@ fn take_back(client: &mut Client, path: &[Hop], capacity: &CapacityView, host_id
     let (all, flags) = (all_blocks(capacity), FORCED | SANITIZED | LISTED);
     let release = InitiateDcRelease { host_id, flags, length: all.length, tag: BEING_WIPED, extents: vec![all] };
     Ok(client.initiate_dc_release(path, &release)?)
+}
+
+fn refuse_while_wiping(device: &DeviceId, is_wiping: bool) -> Result<(), NotDone> {
+    match is_wiping {
+        true => NotDone::refused(format!("device {device} is still wiping blocks; capacity is added when it is done")),
+        false => Ok(()),
+    }
 }
 
 /// Returns the whole of the region.

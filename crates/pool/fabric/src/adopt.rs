@@ -9,12 +9,12 @@
 //! left. While the agent does not answer, the lease stays a stray, and adoption is tried again.
 //!
 //! Any host and any donor may report anything. What contradicts itself, or what others report, stays a stray
-//! (`adopt/belief.rs`): whatever is reported, the state afterwards is one that `desired/check.rs` accepts, and one that
-//! lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already; what is
-//! above its quota is listed ([`OverQuota`](crate::OverQuota)).
+//! (`adopt/validate.rs`): whatever is reported, the state afterwards is one that `desired/check.rs` accepts, and one
+//! that lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already;
+//! what is above its quota is listed ([`OverQuota`](crate::OverQuota)).
 
-mod belief;
 mod lent;
+mod validate;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,10 +27,10 @@ use crate::reconcile::progress::agent;
 use crate::reconcile::{MemberLease, unknown_lds};
 use crate::topology::{DeviceKind, FaultDomain, LatencyClass};
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
-use belief::{MEMBER_MAX, SPAN_MAX, check_view, contradiction};
 use lent::{Lent, lent};
+use validate::{MEMBER_MAX, SPAN_MAX, check_view, contradiction};
 
-pub use belief::NotAdopted;
+pub use validate::NotAdopted;
 
 /// The prefix of the names of volumes that are adopted without one.
 const ADOPTED: &str = "adopted-";

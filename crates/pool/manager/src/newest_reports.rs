@@ -12,7 +12,7 @@ use aquifer_fabric::{Availability, DeviceReport, DonorReport, End, HostReport, M
 use crate::peers::{Reported, Reports, Silent};
 use crate::term_claims::{Claim, Claims};
 
-/// What people are told about a peer.
+/// An event about a peer, for the log and the event service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
     /// Its name in our message registry.
@@ -24,12 +24,12 @@ pub(crate) struct Notice {
 /// What follows from a round of reports, besides the observed state.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    /// The greatest term that a peer says it has seen, among those that are not believed. Only the store says whether
-    /// another manager has taken one.
+    /// The greatest rejected term that a peer claims to have seen. Only the store says whether another manager has
+    /// taken one.
     pub(crate) contradicted_by: Option<Term>,
-    /// The terms seen by peers that are believed: this manager must take a greater one.
+    /// The accepted terms that peers have seen: this manager must take a greater one.
     pub(crate) outrun_by: BTreeMap<End, Term>,
-    /// Peers that became silent, answer again, or are not believed.
+    /// Peers that became silent, answer again, or claim a term that is rejected.
     pub(crate) notices: Vec<Notice>,
 }
 
@@ -107,9 +107,9 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
                     claim => {
                         merged.contradicted_by = merged.contradicted_by.max(Some(seen));
                         miss(known, &name, now);
-                        if claims.disbelieve(of) {
-                            let what = claim.disbelieved(&format!("{kind} {name}"), seen);
-                            merged.notices.push(Notice { kind: "TermNotBelieved", severity: "Critical", what });
+                        if claims.reject(of) {
+                            let what = claim.rejection(&format!("{kind} {name}"), seen);
+                            merged.notices.push(Notice { kind: "TermRejected", severity: "Critical", what });
                         }
                     }
                 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What donors and hosts say about terms greater than this manager's, and which of it is believed. Pure.
+//! Claims of donors and hosts that they have seen a greater term than this manager's: which are accepted. Pure.
 //!
 //! Anybody with a certificate of the pool's authority can say that it has seen any term. So nobody's word ends a
 //! leadership: only the store knows whether another manager has taken a greater term (`writer/hearing.rs` looks there).
 //!
 //! A claim is needed for one thing: a manager whose state was lost, or restored from an old backup, must take a term
-//! that is greater than those that ends have seen. So an end that reports to this manager for the first time is
-//! believed, once, and only if the term is one that a manager can have taken. In all other cases it counts as silent,
-//! until it reports.
+//! that is greater than those that ends have seen. So the claim of an end that this manager meets for the first time
+//! is accepted, once, and only if the term is one that a manager can have taken. All other claims are rejected, and
+//! the end counts as silent until it reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +25,15 @@ const AHEAD_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 pub(crate) enum Claim {
     /// No manager takes such a term.
     Absurd,
-    /// The end has reported before, or was believed before: another manager was elected, or the end lies.
+    /// The end has reported before, or its claim was accepted before: another manager was elected, or the end lies.
     Contradicts,
     /// The end is met for the first time. There need not be another manager: this one's state may have been lost.
     Outruns,
 }
 
 impl Claim {
-    /// Returns what is to be said about a claim that is not believed, with the remedy.
-    pub(crate) fn disbelieved(self, end: &str, seen: Term) -> String {
+    /// Returns the message for a claim that is rejected, with the remedy.
+    pub(crate) fn rejection(self, end: &str, seen: Term) -> String {
         let revoke = "revoke its certificate and examine its machine";
         match self {
             Self::Absurd => format!(
@@ -54,8 +54,8 @@ impl Claim {
 pub(crate) struct Claims {
     /// Ends for which this manager has taken a greater term.
     followed: BTreeSet<End>,
-    /// Ends that are not believed and have not reported since.
-    disbelieved: BTreeSet<End>,
+    /// Ends whose claim was rejected and that have not reported since.
+    rejected: BTreeSet<End>,
 }
 
 impl Claims {
@@ -75,19 +75,19 @@ impl Claims {
         self.followed.extend(outrun_by.into_keys());
     }
 
-    /// Notes that an end is not believed. Returns whether it was until now.
-    pub(crate) fn disbelieve(&mut self, end: End) -> bool {
-        self.disbelieved.insert(end)
+    /// Notes that an end's claim is rejected. Returns whether this is the first time since it last reported.
+    pub(crate) fn reject(&mut self, end: End) -> bool {
+        self.rejected.insert(end)
     }
 
     /// Notes that an end has reported.
     pub(crate) fn reported(&mut self, end: &End) {
-        self.disbelieved.remove(end);
+        self.rejected.remove(end);
     }
 
-    /// Returns the ends that are not believed.
-    pub(crate) fn disbelieved(&self) -> impl Iterator<Item = &End> {
-        self.disbelieved.iter()
+    /// Returns the ends whose claims are rejected.
+    pub(crate) fn rejected(&self) -> impl Iterator<Item = &End> {
+        self.rejected.iter()
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_believed_once_and_only_within_a_day_of_the_clock() {
+    fn a_claim_is_accepted_once_and_only_within_a_day_of_the_clock() {
         let (mut claims, now) = (Claims::default(), Millis(1_000_000_000));
         let (one, other) = (End::Donor("d1".parse().expect("a name")), End::Host("h1".parse().expect("a name")));
         let day = Term(now.0 + AHEAD_MS_MAX);
@@ -107,15 +107,15 @@ mod tests {
         assert_eq!(claims.judge(&one, false, day, now), Claim::Contradicts, "it has said already what it has seen");
         assert_eq!(claims.judge(&other, false, day, now), Claim::Outruns);
         assert_eq!(claims.judge(&other, true, Term(1), now), Claim::Contradicts);
-        assert!(claims.disbelieve(one.clone()) && !claims.disbelieve(one.clone()), "it is said once");
+        assert!(claims.reject(one.clone()) && !claims.reject(one.clone()), "it is said once");
         claims.reported(&one);
-        assert!(claims.disbelieved().next().is_none() && claims.disbelieve(one));
+        assert!(claims.rejected().next().is_none() && claims.reject(one));
     }
 
     #[test]
     fn every_line_has_a_remedy() {
         for claim in [Claim::Absurd, Claim::Contradicts, Claim::Outruns] {
-            let line = claim.disbelieved("host h1", Term(u64::MAX));
+            let line = claim.rejection("host h1", Term(u64::MAX));
             assert!(line.contains("; ") && line.contains("revoke its certificate"), "{line}");
         }
     }

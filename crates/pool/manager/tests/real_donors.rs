@@ -302,7 +302,7 @@ fn ends_that_claim_greater_terms_depose_nobody() {
     assert!(pool.bind(&daemon).is_some());
     wait_until("a volume is bound meanwhile", || pool.host.members() == 2);
     wait_until_registered(&daemon, &pool.token, &ENDS);
-    // One of them may be right: it is met for the first time, and is believed once.
+    // One of them may be right: it is met for the first time, and its claim is accepted once.
     let after = term(&daemon).expect("a term");
     assert!((before..before + 3_600_000).contains(&after), "{before} {after}");
     std::thread::sleep(Duration::from_millis(500));
@@ -328,7 +328,7 @@ impl End for Dreamer {
     }
 }
 
-/// The manager adopts what can be believed, says what it has left out, and reads its state again after a restart.
+/// The manager adopts what is valid, says what it has left out, and reads its state again after a restart.
 #[test]
 fn after_a_lost_state_a_host_that_lies_is_not_adopted_and_harms_nobody() {
     let (mut pool, daemon) = Pool::start("real-dreams");

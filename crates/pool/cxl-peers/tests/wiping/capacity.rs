@@ -93,9 +93,7 @@ fn a_host_is_not_connected_before_the_memory_is_wiped() {
 fn blocks_that_another_managers_host_has_used_are_wiped_before_they_are_lent() {
     for config in [example(), example_with_mld()] {
         let mut rig = Rig::new(config);
-        rig.rival_binds(0);
-        rig.rival_uses_blocks(0);
-        rig.rival_unbinds(1, 0);
+        rig.rival_leaves_used_blocks();
         rig.add("h0", 1, 256).unwrap();
         assert_eq!(rig.first_bytes(1), ZEROS);
     }
@@ -146,11 +144,7 @@ fn a_setting_that_was_changed_and_changed_back_does_not_hide_used_blocks() {
         rig.add("h0", 1, 256).unwrap();
         rig.release("h0", 1);
         rig.rival_unbinds(0, 7);
-        rig.rival_binds(0);
-        rig.rival_sets(0);
-        rig.rival_uses_blocks(0);
-        rig.rival_sets(1);
-        rig.rival_unbinds(1, 0);
+        rig.rival_hides_used_blocks();
         let log = EventLog::DynamicCapacity;
         let records = rig.rival.call(&PATH, &GetEventRecords { log }).unwrap().records;
         let handles = records.iter().map(|record| record.handle).take(records.len() - records_left).collect();
@@ -170,11 +164,7 @@ fn blocks_of_a_device_without_a_log_are_wiped_before_each_first_add() {
     rig.add("h0", 1, 256).unwrap();
     rig.release("h0", 1);
     rig.rival_unbinds(0, 7);
-    rig.rival_binds(0);
-    rig.rival_sets(0);
-    rig.rival_uses_blocks(0);
-    rig.rival_sets(1);
-    rig.rival_unbinds(1, 0);
+    rig.rival_hides_used_blocks();
     rig.add("h0", 2, 256).unwrap();
     assert_eq!(rig.first_bytes(2), ZEROS);
 }
@@ -201,9 +191,7 @@ fn a_device_that_cannot_wipe_what_is_released_lends_only_if_its_vendor_says_that
 fn blocks_that_a_manager_was_wiping_when_it_ended_are_never_accepted_by_a_host() {
     for is_restarted in [false, true] {
         let mut rig = Rig::new(example());
-        rig.rival_binds(0);
-        rig.rival_uses_blocks(0);
-        rig.rival_unbinds(1, 0);
+        rig.rival_leaves_used_blocks();
         rig.script(|opcode| if opcode == Opcode::INITIATE_DC_RELEASE { Fate::Lost } else { Fate::Pass });
         let lost = rig.add("h0", 1, 256).expect_err("the answer was lost");
         assert!(lost.contains("no answer"), "{lost}");

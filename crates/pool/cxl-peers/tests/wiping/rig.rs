@@ -323,6 +323,22 @@ impl Rig {
         self.give_back(ranges);
     }
 
+    /// Lets the rival connect its host, which leaves blocks that hold its bytes, and disconnect it.
+    pub fn rival_leaves_used_blocks(&mut self) {
+        self.rival_binds(0);
+        self.rival_uses_blocks(0);
+        self.rival_unbinds(1, 0);
+    }
+
+    /// The same, with the region's setting changed for as long as that takes.
+    pub fn rival_hides_used_blocks(&mut self) {
+        self.rival_binds(0);
+        self.rival_sets(0);
+        self.rival_uses_blocks(0);
+        self.rival_sets(1);
+        self.rival_unbinds(1, 0);
+    }
+
     /// Lets the rival's host have blocks of the first region, and write to one of each 256 MiB.
     pub fn rival_takes_blocks(&mut self, host_id: u16, mib: u64) {
         self.rival_offers_blocks(host_id, mib);

@@ -19,7 +19,7 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// Returns why this is not believed.
+    /// Returns the error for leases that are invalid.
     pub(super) fn contradiction(&self, what: &str) -> NotAdopted {
         let (volume, by, what) = (self.volume, self.source.to_string(), what.to_owned());
         NotAdopted::Contradiction { volume, by, what }

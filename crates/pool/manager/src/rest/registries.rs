@@ -40,7 +40,7 @@ const MESSAGES: [(&str, &str, &str, &str); 30] = [
     ("SwitchSilent", "Warning", "A switch does not answer.", "Look at it and at the network."),
     ("SwitchLeftOut", "Critical", "A switch cannot be part of the pool.", "Do what the message says."),
     ("TaskDone", "OK", "A task has ended.", "None."),
-    ("TermNotBelieved", "Critical", "An end claims to have seen a greater term.", "Do what the message says."),
+    ("TermRejected", "Critical", "An end claims to have seen a greater term.", "Do what the message says."),
     ("TestEvent", "OK", "An event to test a subscription.", "None."),
     ("VppbBound", "OK", "A vPPB was bound.", "None."),
     ("VppbChanged", "OK", "A vPPB is being bound or unbound.", "None."),

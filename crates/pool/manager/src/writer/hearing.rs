@@ -5,7 +5,7 @@
 //!
 //! Nobody's word ends a leadership. When an end says that it has seen a greater term, this manager looks whether its
 //! term is still the stored one. If it is not, another manager was elected. If it is, `term_claims.rs` says whether the
-//! end is believed, which makes this manager take a greater term, or counts as silent.
+//! claim is accepted, which makes this manager take a greater term, or rejected, which makes the end count as silent.
 //!
 //! Next on the path: `newest_reports.rs`, where reports are kept.
 
@@ -15,8 +15,7 @@ use super::{Stop, Writer};
 use crate::newest_reports::{Merged, Notice, merge};
 use crate::peers::Asked;
 
-/// Maximum number of greater terms that are taken in one round. Further ends that are to be believed wait for the next
-/// round.
+/// Maximum number of greater terms that are taken in one round. Further claims wait for the next round.
 const ELECTIONS_MAX: usize = 16;
 
 impl Writer {
@@ -51,7 +50,7 @@ impl Writer {
         Ok(merged)
     }
 
-    /// Takes a greater term as long as ends that are believed have seen one.
+    /// Takes a greater term as long as there are accepted claims of one.
     fn catch_up(&mut self, mut merged: Merged, now: Millis) -> Result<(), Stop> {
         for _ in 0..ELECTIONS_MAX {
             let Some(seen) = merged.outrun_by.values().max().copied() else { return Ok(()) };
@@ -74,7 +73,7 @@ impl Writer {
             End::Host(host) => parts.hosts.contains_key(host),
             End::Device(_) => false,
         };
-        if !self.claims.disbelieved().any(is_registered) {
+        if !self.claims.rejected().any(is_registered) {
             return false;
         }
         let donors = self.observed.donors.values().map(|report| report.availability);

@@ -15,7 +15,7 @@ use crate::crash::CrashPoint;
 use crate::order::Act;
 use crate::peers::{Asked, Reports, SendFailure, Silent};
 
-/// Less than a day after the epoch of terms, so that a term of a day is within what is believed.
+/// Less than a day after the epoch of terms, so that a term of a day is within what is accepted.
 const NOW: Millis = Millis(1_000_000);
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 const SILENT_MS: u64 = 60_000;
@@ -127,10 +127,10 @@ fn deposed(seen: u64) -> Silent {
     Silent::Deposed { seen: Term(seen) }
 }
 
-/// Returns the events that tell of an end that is not believed.
-fn disbelieved(writer: &Writer) -> Vec<String> {
+/// Returns the events about rejected terms.
+fn rejected_terms(writer: &Writer) -> Vec<String> {
     let (kept, _) = writer.shared.events.follow(0);
-    kept.into_iter().filter(|event| event.kind == "TermNotBelieved").map(|event| event.message).collect()
+    kept.into_iter().filter(|event| event.kind == "TermRejected").map(|event| event.message).collect()
 }
 
 fn round(writer: &mut Writer) {
@@ -152,7 +152,7 @@ fn an_end_that_reports_and_then_claims_a_greater_term_deposes_nobody() {
     assert_eq!(writer.term, term, "nothing is concluded from it");
     let answers = |name: &str| writer.observed.hosts.get(&id(name)).map(|host| host.availability.answers());
     assert_eq!((answers("h1"), answers("h2")), (Some(false), Some(true)));
-    let said = disbelieved(&writer);
+    let said = rejected_terms(&writer);
     assert!(said.len() == 1 && said[0].contains("host h1") && said[0].contains("revoke its certificate"), "{said:?}");
 }
 
@@ -166,13 +166,14 @@ fn a_first_answer_with_an_absurd_term_poisons_nobody() {
             start(&store, move |_, reports| drop(reports.donors.insert(id("d1"), Err(deposed(absurd)))));
         round(&mut writer);
         assert_eq!(writer.term, Term(2), "{absurd}");
-        assert!(disbelieved(&writer)[0].contains("more than a day ahead of this manager's clock"));
+        assert!(rejected_terms(&writer)[0].contains("more than a day ahead of this manager's clock"));
         drop(writer);
         assert_eq!(start(&store, |_, _| ()).0.term, Term(3), "the next manager leads");
     }
 }
 
-/// An end that is met for the first time is believed, since the state may have been lost. It is believed once.
+/// The term of an end that is met for the first time is accepted, since the state may have been lost. It is accepted
+/// once.
 #[test]
 fn an_end_cannot_make_a_manager_take_one_term_after_the_other() {
     let (mut writer, _) =
@@ -180,7 +181,7 @@ fn an_end_cannot_make_a_manager_take_one_term_after_the_other() {
     let term = writer.term;
     assert_eq!(term, Term(2 + 1000 + 1), "a restored manager catches up");
     (0..20).for_each(|_| round(&mut writer));
-    assert_eq!((writer.term, disbelieved(&writer).len()), (term, 1));
+    assert_eq!((writer.term, rejected_terms(&writer).len()), (term, 1));
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn ends_that_are_met_for_the_first_time_are_followed_one_after_the_other() {
         }
     });
     round(&mut writer);
-    assert_eq!((writer.term, disbelieved(&writer)), (Term(90_001), vec![]));
+    assert_eq!((writer.term, rejected_terms(&writer)), (Term(90_001), vec![]));
     assert!(writer.observed.donors.values().all(|donor| donor.availability.answers()));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is not adopted, and which reports are not believed. A host or a donor may be damaged, or its key stolen.
+//! Validates reports before anything in them is adopted: a host or a donor may be damaged, or its key stolen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use crate::id::{HostId, MemberId, SpanId, VolumeId};
 use crate::observed::{Observed, VolumeReport};
 use crate::volume::Source;
 
-/// The greatest member id that is believed. Members are numbered from 1 on, so nobody has given a greater one out; and
-/// as many remain for the members to come.
+/// The greatest valid member id in a report. Members are numbered from 1, so no real member has a greater one, and as
+/// many ids remain for later members.
 pub(super) const MEMBER_MAX: MemberId = MemberId(u64::MAX / 2);
-/// The greatest span id that is believed, for the same reason.
+/// The greatest valid span id in a report, for the same reason.
 pub(super) const SPAN_MAX: SpanId = SpanId(u32::MAX / 2);
 
 /// What could not be adopted, and stays as it is.
@@ -65,7 +65,7 @@ impl std::fmt::Display for NotAdopted {
     }
 }
 
-/// Returns why a host's report of a volume is not believed.
+/// Returns the error for a host's report of a volume that is invalid.
 pub(super) fn contradiction(volume: VolumeId, host: &HostId, what: String) -> NotAdopted {
     NotAdopted::Contradiction { volume, by: format!("host {host}"), what }
 }
