@@ -367,6 +367,7 @@ mod tests {
         let second = map_apart(1 << 20).expect("addresses");
         assert!(distance(second) >= APART_BELOW_BYTES - (1 << 30), "{second:#x} is too near");
     }
+
     /// The defect: a forked child unmapped what it had mapped itself where its parent's memory had been.
     #[test]
     fn a_forked_child_unmaps_nothing_of_its_own() {
