@@ -128,15 +128,15 @@ fn contexts_that_come_later_do_not_wait_for_those_in_flight() {
     if !can_run() {
         return;
     }
-    let space = space("failing:every=1,on=read,times=0,delay=500ms:dram:size=64MiB", "64KiB");
-    let mapping = filled(&space, 8 * MIB, 3);
+    let space = space("failing:every=1,on=read,times=0,delay=300ms:dram:size=64MiB", "64KiB");
+    let mapping = filled(&space, MIB / 4, 3);
     evict_all(&mapping);
     let (mapping, ended, mut asked) = (&mapping, &RefCell::new(Vec::new()), 0);
     let report = contexts::serve(&space, || {
         asked += 1;
         let waits = match asked {
             1 => true,
-            5 => false,
+            3 => false,
             _ => return None,
         };
         Some(async move {
