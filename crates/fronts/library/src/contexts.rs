@@ -89,8 +89,8 @@ where
 
 /// Runs contexts as [`run`] does, for a server, which does not know all of them beforehand. `next` returns one that is
 /// to begin, or `None` if there is none now. While contexts are in flight, it is asked again whenever the tier could
-/// carry out more transfers: when one of them has run, and otherwise after 5 ms, or after the next read in place. Returns
-/// when there is none, and none is in flight.
+/// carry out more transfers: when one of them has run, and otherwise after 5 ms, or after the next read in place.
+/// Returns when there is none, and none is in flight.
 ///
 /// ```
 /// # if aquifer::probe().is_err() { return Ok(()) }

@@ -88,7 +88,7 @@ class Foreign:
 
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize("shift", [-8, 8])
-def test_a_write_of_the_mappings_own_bytes_moves_them_whoever_refers_to_them(space, shift, readonly):
+def test_a_write_of_the_mappings_own_bytes_moves_them_through_any_object(space, shift, readonly):
     """Each part that was copied overwrote the beginning of the next one, if nothing said whose bytes they are."""
     mapping = space.map(10 * MIB)
     array = mapping.array("u8")
