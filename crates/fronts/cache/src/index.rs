@@ -84,9 +84,12 @@ pub struct Index {
 }
 
 impl Index {
-    /// Creates an empty index for `keys_max` keys, at least one.
-    pub fn new(keys_max: u64) -> Self {
-        Self { entries: vec![Entry::default(); entries_for(keys_max) as usize], len: 0, keys_max }
+    /// Creates an empty index for `keys_max` keys, at least one. `None` if there is no memory for it.
+    pub fn new(keys_max: u64) -> Option<Self> {
+        let (mut entries, count) = (Vec::new(), entries_for(keys_max) as usize);
+        entries.try_reserve_exact(count).ok()?;
+        entries.resize(count, Entry::default());
+        Some(Self { entries, len: 0, keys_max })
     }
 
     /// Returns how many bytes the index of this many keys takes.
@@ -236,7 +239,7 @@ mod tests {
     #[test]
     fn the_index_is_a_map() {
         for seed in 0..20_u64 {
-            let (mut index, mut model) = (Index::new(1 + seed * 7), HashMap::new());
+            let (mut index, mut model) = (Index::new(1 + seed * 7).unwrap(), HashMap::new());
             for step in 0..4000_u64 {
                 let random = mix(seed << 32 | step);
                 let key = random % (3 * (1 + seed * 7));
@@ -260,7 +263,7 @@ mod tests {
 
     #[test]
     fn an_entry_keeps_what_it_was_given() {
-        let mut index = Index::new(10);
+        let mut index = Index::new(10).unwrap();
         let last = Place { at: ((1 << 40) - 1) * 16, bytes: 2 << 20 };
         assert_eq!(index.put(7, last, 99), None);
         assert_eq!(index.find(7), Some(Found { place: last, expires_ms: 99, is_used: false }));
@@ -279,6 +282,7 @@ mod tests {
     #[test]
     fn the_memory_is_what_was_announced() {
         assert_eq!(Index::bytes_for(1000), 30_000);
-        assert_eq!(Index::new(1000).entries.len() * size_of::<Entry>(), 30_000);
+        assert_eq!(Index::new(1000).unwrap().entries.len() * size_of::<Entry>(), 30_000);
+        assert!(Index::new(1 << 50).is_none(), "no machine has that much");
     }
 }

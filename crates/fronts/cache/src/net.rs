@@ -137,12 +137,17 @@ impl Net {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        let mut accepts = false;
         for event in events {
             match event.data.u64() {
-                LISTENER => self.accept()?,
+                LISTENER => accepts = true,
                 END => self.has_ended = true,
                 index => self.serve(index as ConnectionIndex, event.flags),
             }
+        }
+        // After the events of all connections: a new one may get the number of one that has just ended.
+        if accepts {
+            self.accept()?;
         }
         self.check()
     }
@@ -272,5 +277,57 @@ impl Net {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    /// A client whose connection was ended to free its buffers had hung up at the same moment, and its event then ended
+    /// the connection of the client that was accepted in its place.
+    #[test]
+    fn a_client_that_was_just_accepted_does_not_get_the_event_of_the_one_before() {
+        const BUFFERS_MAX: usize = 300 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, _ender) = UnixStream::pair().unwrap();
+        let mut net = Net::new(listener, end, 10, BUFFERS_MAX).unwrap();
+        let connect = || TcpStream::connect(address).unwrap();
+        let (mut small, mut large) = (connect(), connect());
+        let until = |net: &mut Net, is_so: &dyn Fn(&Net) -> bool| {
+            let started = Instant::now();
+            while !is_so(net) {
+                assert!(started.elapsed() < Duration::from_secs(60));
+                net.look(false).unwrap();
+                std::thread::yield_now();
+            }
+        };
+        until(&mut net, &|net| net.connected() == 2);
+        // A reply that it does not read, so that its end is a reset.
+        large.write_all(b"PING\r\n").unwrap();
+        until(&mut net, &|net| !net.queue.is_empty());
+        let (index, batch) = net.next_batch().unwrap();
+        assert_eq!(batch.requests.len(), 1);
+        net.reply(index, b"+PONG\r\n", &[], false);
+        let part = [b"*1\r\n$1048576\r\n".as_slice(), &[b'v'; 200 << 10]].concat();
+        large.write_all(&part).unwrap();
+        // All of it has arrived here, and each look reads a part of it.
+        (0..10).for_each(|_| net.look(false).unwrap());
+        assert!(net.buffered > 200 << 10);
+        // One after the other, so that the events are in this order.
+        let pause = || std::thread::sleep(Duration::from_millis(50));
+        small.write_all(&part[..60 << 10]).unwrap();
+        pause();
+        let _new = connect();
+        pause();
+        drop(large);
+        pause();
+        net.buffers_max = net.buffered;
+        net.look(false).unwrap();
+        assert_eq!((net.evicted, net.accepted, net.connected()), (1, 3, 2));
     }
 }

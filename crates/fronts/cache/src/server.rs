@@ -130,7 +130,7 @@ impl Server {
     /// Serves until it is ended, or cannot go on.
     pub fn run(&self) -> Result<(), ServerFailure> {
         loop {
-            contexts::run(&self.shared.space, std::iter::from_fn(|| self.next_session()));
+            contexts::serve(&self.shared.space, || self.next_session());
             if let Some(failure) = self.shared.end.borrow_mut().take() {
                 return Err(failure);
             }
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Returns a context for requests that have arrived, or `None` if there are none.
+    /// Returns a context for requests that have arrived, or `None` if there are none now.
     fn next_session(&self) -> Option<impl Future<Output = ()>> {
         let mut net = self.shared.net.borrow_mut();
         let mut batch = None;

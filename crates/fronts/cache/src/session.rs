@@ -80,6 +80,8 @@ async fn fetch_all<'k>(shared: &Shared, keys: impl Iterator<Item = &'k &'k [u8]>
     let mut fetches: Vec<Fetch> = Vec::new();
     {
         let (mut store, now_ms) = (shared.store.borrow_mut(), shared.now_ms());
+        // Also for commands that read nothing.
+        store.note_time(now_ms);
         for key in keys {
             let found = store.find(key, now_ms);
             if let Some(found) = found.filter(|found| !store.is_ready(found.place)) {

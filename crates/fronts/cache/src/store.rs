@@ -96,6 +96,8 @@ pub struct Store {
     /// The record that is being stored.
     written: Vec<u8>,
     fetch_bytes_max: usize,
+    /// The time of the last call that named one, in milliseconds of Unix time, for the cleaner.
+    now_ms: u64,
     counts: StoreCounts,
 }
 
@@ -103,6 +105,9 @@ impl Store {
     /// Opens an empty store in a space: a log of `size_bytes`, rounded down to whole spans of which there are at least
     /// [`SPANS_MIN`](crate::SPANS_MIN), and an index for `keys_max` keys.
     pub fn open(space: &Space, size_bytes: u64, keys_max: u64) -> Result<Self, StoreFailure> {
+        let no_memory =
+            || StoreFailure::Refused(format!("there is no memory for an index of {keys_max} keys; lower --keys"));
+        let index = Index::new(keys_max).ok_or_else(no_memory)?;
         let spans = Spans::new(size_bytes / SPAN_BYTES);
         let mapping = space.map(spans.count() * SPAN_BYTES as usize)?;
         // Records are read one at a time, from anywhere.
@@ -110,17 +115,18 @@ impl Store {
         Ok(Self {
             mapping,
             hasher: RandomState::new(),
-            index: Index::new(keys_max),
+            index,
             spans,
             cleaner: Cleaner::default(),
             read: Vec::new(),
             written: Vec::new(),
             fetch_bytes_max: space.prefetch_bytes_max().min(FETCH_BYTES_MAX),
+            now_ms: 0,
             counts: StoreCounts::default(),
         })
     }
 
-    /// Returns the number of keys. Some may have expired: that is detected when they are accessed.
+    /// Returns the number of keys. Some may have expired: that is detected when they are accessed, or cleaned.
     pub fn len(&self) -> u64 {
         self.index.len()
     }
@@ -156,6 +162,7 @@ impl Store {
 
     /// Returns what is known about a key, without reading it. An expired key is dropped now.
     pub fn find(&mut self, key: &[u8], now_ms: u64) -> Option<Found> {
+        self.note_time(now_ms);
         let hash = self.hash(key);
         let found = self.index.find(hash)?;
         if is_over(&found, now_ms) {
@@ -164,6 +171,11 @@ impl Store {
             return None;
         }
         Some(found)
+    }
+
+    /// Notes the time: the cleaner drops keys that have expired by then.
+    pub fn note_time(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
     }
 
     /// Returns whether reading a record would not wait. Takes some nanoseconds.

@@ -213,6 +213,28 @@ fn over_tiers_that_fail_and_lie_a_value_is_the_last_one_or_an_error() {
     assert!(failures > 0, "no tier has failed");
 }
 
+/// The cleaner kept values whose time was over, because they had been used, and other values were dropped for them.
+#[test]
+fn no_value_is_dropped_while_there_are_some_whose_time_is_over() {
+    if !can_run() {
+        return;
+    }
+    let mut store = World::open("dram:size=96MiB", 41, 20_000).store;
+    let (keys, bytes) = (1000, 20_000);
+    for number in 0..keys {
+        store.set(&key(number), &numbered_bytes(number, bytes), 100).expect("there is room");
+        assert!(store.value(&key(number), 1).expect("it is there").is_some());
+    }
+    for number in keys..2 * keys {
+        assert_eq!(store.find(&key(number), 200), None);
+        store.set(&key(number), &numbered_bytes(number, bytes), 0).expect("there is room");
+    }
+    let mut is_there = |number: &u64| store.find(&key(*number), 200).is_some();
+    assert_eq!((keys..2 * keys).filter(|number| is_there(number)).count() as u64, keys);
+    let counts = store.counts();
+    assert!(counts.evicted_keys == 0 && counts.expired_keys > 0, "{counts:?}");
+}
+
 #[test]
 fn a_tier_that_is_too_small_costs_keys_and_not_the_cache() {
     if !can_run() {

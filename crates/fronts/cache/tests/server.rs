@@ -150,3 +150,45 @@ fn a_tier_that_fails_or_lies_makes_requests_fail_and_nothing_else() {
         assert_eq!(server.end(), Some(0));
     }
 }
+
+/// A device whose reads take 100 ms.
+const SLOW: &str = "\
+description = \"slow\"
+[read]
+latency_ns = [[0.0, 100_000_000], [1.0, 100_000_000]]
+bytes_per_second = 1_000_000_000
+[write]
+latency_ns = [[0.0, 1_000], [1.0, 1_000]]
+bytes_per_second = 10_000_000_000
+";
+
+/// Requests that arrived while one waited for a tier were carried out only after that one: a single slow read kept all
+/// other clients waiting, whatever they asked for.
+#[test]
+fn while_one_request_waits_for_a_tier_those_that_arrive_are_carried_out() {
+    if !can_run() {
+        return;
+    }
+    let profile = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("slow.toml");
+    std::fs::write(&profile, SLOW).expect("the target directory can be written");
+    let server = Running::start(&format!("emulated:{},size=160MiB", profile.display()), &["--size", "128MiB"]);
+    let (mut client, mut other) = (server.client(), server.client());
+    let (cold, filler) = (vec![7; 4000], vec![9; 512 << 10]);
+    for number in 0..20 {
+        assert_eq!(client.ask(&[b"SET", format!("cold:{number}").as_bytes(), &cold]), Reply::ok());
+        (0..3).for_each(|part| {
+            let key = format!("filler:{number}:{part}");
+            assert_eq!(client.ask(&[b"SET", key.as_bytes(), &filler]), Reply::ok());
+        });
+    }
+    // Once is enough: this machine may be slower than the device.
+    let has_overtaken = (0..20).any(|number| {
+        client.send(&request(&[b"GET", format!("cold:{number}").as_bytes()]));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert_eq!(other.ask_text("ECHO word"), Reply::bytes(b"word"));
+        let is_first = !client.has_reply();
+        assert_eq!(client.reply(), Reply::bytes(&cold));
+        is_first && server.figure("far_reads") > 0
+    });
+    assert!(has_overtaken, "the other client has waited each time");
+}

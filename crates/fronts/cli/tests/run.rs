@@ -47,6 +47,45 @@ fn a_signal_becomes_128_and_its_number() {
     }
 }
 
+/// The launcher said that it has a bug, with the status of a program that was not started, and wrote no statistics.
+#[test]
+fn a_real_time_signal_is_a_signal_like_any_other() {
+    let Some(preload) = stand_in() else { return };
+    let file = scratch("real-time").join("stats.json");
+    for number in [34, 64] {
+        let mut command = run(preload);
+        command.arg("--stats-json").arg(&file).args(["--", "sh", "-c", &format!("kill -{number} $$")]);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + number), "{}", stderr(&output));
+        assert_eq!(stderr(&output), format!("aquifer: 'sh' was ended by signal {number}\n"));
+        let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!(json["process"]["signal"], format!("signal {number}"));
+    }
+}
+
+/// In a container the launcher is the first process, and inherits orphans. They stayed zombies.
+#[test]
+fn orphans_that_the_launcher_inherits_do_not_stay() {
+    const INHERIT: &str = r#"
+#include <sys/prctl.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0 && count > 1 && execv(words[1], words + 1) == 0 ? 0 : 127;
+}
+"#;
+    let Some(preload) = stand_in() else { return };
+    let inherit = support::compile(&scratch("inherit"), "inherit", INHERIT, &[]).expect("cc built the stand-in");
+    let launcher = run(preload);
+    let mut command = std::process::Command::new(inherit);
+    command.arg(launcher.get_program()).args(launcher.get_args()).env("AQUIFER_PRELOAD", preload);
+    // Waits until the launcher, which is its parent, has no other child.
+    let script = "(sleep 2 &); children=/proc/$PPID/task/$PPID/children; \
+        test $(wc -w < $children) -gt 1 && echo inherited; \
+        for _ in $(seq 600); do test $(wc -w < $children) -gt 1 || exit 7; sleep 0.1; done";
+    let output = command.args(["--", "sh", "-c", script]).output().unwrap();
+    assert_eq!((stdout(&output).as_str(), output.status.code()), ("inherited\n", Some(7)), "{}", stderr(&output));
+}
+
 #[test]
 fn streams_arguments_and_name_are_the_programs_own() {
     let Some(preload) = stand_in() else { return };

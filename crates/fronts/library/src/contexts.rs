@@ -61,7 +61,7 @@ const FETCHES_WANTED: usize = 2 * DEPTH;
 /// How many times contexts run before the executor looks for arrivals again.
 const RUNS_BETWEEN_TURNS: usize = 64;
 
-/// What [`run`] has done.
+/// What [`run`] or [`serve`] has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -83,16 +83,50 @@ where
     I: IntoIterator,
     I::Item: Future<Output = ()>,
 {
+    let mut contexts = contexts.into_iter().fuse();
+    serve(space, || contexts.next())
+}
+
+/// Runs contexts as [`run`] does, for a server, which does not know all of them beforehand. `next` returns one that is
+/// to begin, or `None` if there is none now. While contexts are in flight, it is asked again whenever the tier could
+/// carry out more transfers: when one of them has run, and otherwise after 5 ms, or after the next read in place.
+/// Returns when there is none, and none is in flight.
+///
+/// ```
+/// # if aquifer::probe().is_err() { return Ok(()) }
+/// use std::sync::mpsc;
+///
+/// use aquifer::{Space, contexts};
+///
+/// let space = Space::builder().dram("16MiB").tier("dram:size=64MiB").open()?;
+/// let mapping = space.map(48 << 20)?;
+/// let (requests, arrived) = mpsc::channel();
+/// let clients = std::thread::spawn(move || (0..100).for_each(|key| requests.send(key).expect("it is served")));
+/// // Waits for requests only while no context is in flight.
+/// while let Ok(first) = arrived.recv() {
+///     let mut first = Some(first);
+///     contexts::serve(&space, || {
+///         let key = first.take().or_else(|| arrived.try_recv().ok())?;
+///         let mapping = &mapping;
+///         Some(async move { mapping.fetch(key * 4096..(key + 1) * 4096).await.expect("the tier has it") })
+///     });
+/// }
+/// # clients.join().expect("it has sent");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn serve<F>(space: &Space, mut next: impl FnMut() -> Option<F>) -> Report
+where
+    F: Future<Output = ()>,
+{
     let enlisted = Enlisted::new(&space.shared);
     let running = Running::new(&space.shared);
-    let mut executor = Executor::<I::Item>::new(&space.shared, Arc::clone(&running.reads));
-    let mut contexts = contexts.into_iter().fuse();
+    let mut executor = Executor::new(&space.shared, Arc::clone(&running.reads));
     loop {
         executor.run_ready();
         let has_room = executor.live < CONTEXTS_MAX && executor.transfers() < FETCHES_WANTED;
         // Other executors' fetches may fill the queue: one context runs in any case.
-        let next = if has_room || executor.live == 0 { contexts.next() } else { None };
-        match next {
+        let context = if has_room || executor.live == 0 { next() } else { None };
+        match context {
             Some(context) => executor.begin(context),
             None if executor.live == 0 => {
                 drop((running, enlisted));

@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -121,6 +121,36 @@ fn contexts_overlap_their_fetches_and_each_finds_its_bytes() {
     let report = contexts::run(&space, lookups);
     assert_eq!((report.contexts, good.get()), (5000, 5000));
     assert!(report.in_flight_max > 8, "{report:?}");
+}
+
+#[test]
+fn contexts_that_come_later_do_not_wait_for_those_in_flight() {
+    if !can_run() {
+        return;
+    }
+    let space = space("failing:every=1,on=read,times=0,delay=300ms:dram:size=64MiB", "64KiB");
+    let mapping = filled(&space, MIB / 4, 3);
+    evict_all(&mapping);
+    let (mapping, ended, mut asked) = (&mapping, &RefCell::new(Vec::new()), 0);
+    let report = contexts::serve(&space, || {
+        asked += 1;
+        let waits = match asked {
+            1 => true,
+            3 => false,
+            _ => return None,
+        };
+        Some(async move {
+            if waits {
+                mapping.fetch(0..PAGE).await.unwrap();
+            }
+            ended.borrow_mut().push(waits);
+        })
+    });
+    assert_eq!((report.contexts, &*ended.borrow()), (2, &vec![false, true]));
+    // An iterator is not asked again.
+    let mut numbers = [Some(1), None, Some(2)].into_iter();
+    let report = contexts::run(&space, std::iter::from_fn(|| numbers.next().flatten().map(|_| async {})));
+    assert_eq!((report.contexts, numbers.next()), (1, Some(Some(2))));
 }
 
 #[test]

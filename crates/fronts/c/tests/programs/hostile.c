@@ -140,6 +140,10 @@ static void pointers_that_cannot_be(aquifer_space_t space, aquifer_mapping_t map
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, NULL, 1));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, &piece, 1));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, &gather));
+    /* Elsewhere in the mapping: another piece may be copied from there. */
+    piece.into = (char *)address + 8;
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, &piece, 1));
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, &gather));
     piece.into = bytes;
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, NULL));
     OK(aquifer_gather_pieces(mapping, NULL, 0));

@@ -8,7 +8,7 @@
 
 use aquifer::{Error, Intent};
 
-use super::{Store, StoreFailure};
+use super::{Store, StoreFailure, is_over};
 use crate::index::Found;
 use crate::record::{HEADER_BYTES, Header, UNIT_BYTES};
 use crate::spans::{Purpose, SpanIndex, Victim};
@@ -133,6 +133,11 @@ impl Store {
     fn clean_found(&mut self, hash: u64, found: &Found) -> Result<(), StoreFailure> {
         let Some(cleaning) = &mut self.cleaner.now else { return Ok(()) };
         let (victim, kept_bytes) = (cleaning.victim, cleaning.kept_bytes + u64::from(found.place.bytes));
+        if is_over(found, self.now_ms) {
+            self.forget(hash);
+            self.counts.expired_keys += 1;
+            return Ok(());
+        }
         if (!victim.is_evicted || found.is_used) && kept_bytes <= victim.kept_bytes_max {
             cleaning.kept_bytes = kept_bytes;
             return self.move_record(hash, found);

@@ -183,6 +183,15 @@ impl Client {
         })
     }
 
+    /// Returns whether a reply has begun to arrive.
+    pub fn has_reply(&mut self) -> bool {
+        let stream = self.stream.get_ref();
+        stream.set_nonblocking(true).expect("a socket");
+        let is_there = stream.peek(&mut [0]).is_ok_and(|bytes| bytes > 0);
+        stream.set_nonblocking(false).expect("a socket");
+        is_there || !self.stream.buffer().is_empty()
+    }
+
     /// Returns whether the server ends the connection, after whatever it still sends.
     pub fn is_ended(&mut self) -> bool {
         let mut rest = Vec::new();

@@ -41,7 +41,7 @@ struct StatsJson<'a> {
 struct Process {
     exit_status: u8,
     /// The signal that ended the program, if one did.
-    signal: Option<&'static str>,
+    signal: Option<String>,
     elapsed_s: f64,
     user_s: f64,
     system_s: f64,
@@ -116,7 +116,7 @@ impl Process {
             exit_status: end.exit_status(),
             signal: match end {
                 End::Exited { .. } => None,
-                End::Signalled { signal, .. } => Some(signal.as_str()),
+                End::Signalled { signal, .. } => Some(name_of(signal)),
             },
             elapsed_s: elapsed.as_secs_f64(),
             user_s: seconds(Usage::user_time),
@@ -129,12 +129,17 @@ impl Process {
 /// Returns what a shell would print if the program were its own child. SIGINT and SIGPIPE need no message.
 fn epitaph(name: &str, end: End) -> Option<String> {
     match end {
-        End::Exited { .. } | End::Signalled { signal: Signal::SIGINT | Signal::SIGPIPE, .. } => None,
+        End::Exited { .. } | End::Signalled { signal: libc::SIGINT | libc::SIGPIPE, .. } => None,
         End::Signalled { signal, core } => {
             let core = if core { " (core dumped)" } else { "" };
-            Some(format!("'{name}' was ended by {signal}{core}"))
+            Some(format!("'{name}' was ended by {}{core}", name_of(signal)))
         }
     }
+}
+
+/// Returns the name of a signal. Real-time signals have only numbers.
+fn name_of(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.as_str().to_owned())
 }
 
 /// Explains an incomplete core dump: managed memory is excluded from dumps, because evicted pages would read as zeros.
@@ -188,9 +193,9 @@ mod tests {
     #[test]
     fn deaths_are_reported_as_by_a_shell() {
         let by = |signal, core| epitaph("p", End::Signalled { signal, core });
-        assert_eq!(by(Signal::SIGSEGV, true).as_deref(), Some("'p' was ended by SIGSEGV (core dumped)"));
-        assert_eq!(by(Signal::SIGKILL, false).as_deref(), Some("'p' was ended by SIGKILL"));
-        assert_eq!(by(Signal::SIGINT, false), None);
+        assert_eq!(by(libc::SIGSEGV, true).as_deref(), Some("'p' was ended by SIGSEGV (core dumped)"));
+        assert_eq!(by(libc::SIGKILL, false).as_deref(), Some("'p' was ended by SIGKILL"));
+        assert_eq!(by(libc::SIGINT, false), None);
         assert_eq!(epitaph("p", End::Exited { status: 3 }), None);
     }
 }

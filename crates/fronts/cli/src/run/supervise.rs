@@ -12,12 +12,13 @@
 //! killed by SIGKILL, the kernel kills the program (`unsafe_edge::tie_to_parent`).
 
 use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::unsafe_edge;
@@ -49,8 +50,8 @@ pub enum End {
     },
     /// A signal ended it.
     Signalled {
-        /// The signal that ended it.
-        signal: Signal,
+        /// The number of the signal that ended it, which may be a real-time signal.
+        signal: i32,
         /// Whether the kernel wrote a core file.
         core: bool,
     },
@@ -61,7 +62,7 @@ impl End {
     pub fn exit_status(self) -> u8 {
         match self {
             End::Exited { status } => status,
-            End::Signalled { signal, .. } => 128 + u8::try_from(signal as i32).unwrap_or(0),
+            End::Signalled { signal, .. } => 128 + u8::try_from(signal).unwrap_or(0),
         }
     }
 }
@@ -144,17 +145,21 @@ fn was_sent_to_us(signal: &siginfo, child: Pid) -> bool {
 
 /// Collects every change of the program's state, because one SIGCHLD may stand for several.
 fn reap(child: Pid) -> Result<Option<End>, Errno> {
-    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
     loop {
-        match waitpid(child, Some(flags)) {
-            Ok(WaitStatus::Exited(_, status)) => return Ok(Some(End::Exited { status: status as u8 })),
-            Ok(WaitStatus::Signaled(_, signal, core)) => return Ok(Some(End::Signalled { signal, core })),
+        let status = match unsafe_edge::changed_child() {
+            Ok(Some((process, status))) if process == child => status,
+            // The first process of a container inherits orphans, which would stay zombies.
+            Ok(Some(_)) | Err(Errno::EINTR) => continue,
+            Ok(None) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        match (status.code(), status.signal(), status.stopped_signal()) {
+            (Some(status), ..) => return Ok(Some(End::Exited { status: status as u8 })),
+            (_, Some(signal), _) => return Ok(Some(End::Signalled { signal, core: status.core_dumped() })),
             // A stop by job control stops the launcher, too. A SIGSTOP was meant for the program alone, for example by
             // a debugger.
-            Ok(WaitStatus::Stopped(_, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU)) => raise(Signal::SIGSTOP)?,
-            Ok(WaitStatus::StillAlive) => return Ok(None),
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
+            (_, _, Some(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => raise(Signal::SIGSTOP)?,
+            _ => {}
         }
     }
 }
@@ -174,7 +179,8 @@ mod tests {
     #[test]
     fn the_exit_status_is_the_shells() {
         assert_eq!(End::Exited { status: 7 }.exit_status(), 7);
-        assert_eq!(End::Signalled { signal: Signal::SIGSEGV, core: true }.exit_status(), 139);
-        assert_eq!(End::Signalled { signal: Signal::SIGKILL, core: false }.exit_status(), 137);
+        assert_eq!(End::Signalled { signal: libc::SIGSEGV, core: true }.exit_status(), 139);
+        assert_eq!(End::Signalled { signal: libc::SIGKILL, core: false }.exit_status(), 137);
+        assert_eq!(End::Signalled { signal: 64, core: false }.exit_status(), 192);
     }
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Calls for which Rust has only unsafe functions: code between fork and exec, and a signal's default action.
-//! Everything else in this crate is safe code.
+//! Calls for which Rust has only unsafe functions: code between fork and exec, a signal's default action, and
+//! waitpid(2) with every signal. Everything else in this crate is safe code.
 
-#![expect(unsafe_code, reason = "pre_exec and signal(2) have no safe form; each site says why it is sound")]
+#![expect(unsafe_code, reason = "these calls have no safe form; each site says why it is sound")]
 
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, sigprocmask};
@@ -45,4 +46,14 @@ fn before_exec(parent: Pid, stack: Option<(u64, u64)>, mask: SigSet) -> Result<(
 pub fn keep_exit_statuses() -> Result<(), Errno> {
     // SAFETY: SIG_DFL installs no function of ours, so there is nothing that could run in a signal's context.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map(drop)
+}
+
+/// Returns a child whose state has changed, and how: it has ended, or was stopped. `None` if there is none now. nix's
+/// waitpid fails for a child that a real-time signal has ended, after which its status is gone.
+pub fn changed_child() -> Result<Option<(Pid, ExitStatus)>, Errno> {
+    let mut status = 0;
+    // SAFETY: waitpid(2) writes one number.
+    let changed = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+    let process = Errno::result(changed)?;
+    Ok((process > 0).then(|| (Pid::from_raw(process), ExitStatus::from_raw(status))))
 }

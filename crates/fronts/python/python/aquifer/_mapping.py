@@ -7,7 +7,7 @@ import asyncio
 import operator
 from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Tuple, Union
 
-from . import _native, _waiting
+from . import _native, _overlap, _waiting
 from ._errors import UnalignedError, new
 from ._indices import packed
 from ._status import Histogram, State, StatusRun, TemperatureRun, histogram
@@ -68,7 +68,7 @@ class Mapping(_native.Mapping, _native.Exporter):
         if not view.c_contiguous:
             raise BufferError("the data are not contiguous; copy them first, for example with numpy.ascontiguousarray")
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        if len(view) > _WRITE_BYTES and self._has(view.obj):
+        if len(view) > _WRITE_BYTES and _overlap.is_possible(view, self.address, len(self)):
             # In several steps, a step would overwrite what a later one is to copy.
             view = memoryview(bytes(view))
         stop = start + len(view)
@@ -78,12 +78,6 @@ class Mapping(_native.Mapping, _native.Exporter):
             raise new("OutOfRangeError", message, None, fields)
         for at in range(0, max(len(view), 1), _WRITE_BYTES):
             self.overwrite(start + at, bytes(view[at : at + _WRITE_BYTES]), in_place)
-
-    def _has(self, owner: Any) -> bool:
-        """Whether the owner of a buffer is this mapping, or an array over it."""
-        while owner is not None and owner is not self:
-            owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
-        return owner is self
 
     def gather(self, indices: Any, size: int) -> bytearray:
         """Copies the items with these indices, ``size`` bytes each, with the tier's reads of them overlapped."""

@@ -77,6 +77,29 @@ def test_a_write_of_the_mappings_own_bytes_moves_them(space, shift):
         assert (array == expected).all()
 
 
+class Foreign:
+    """Refers to the memory of an array, and does not say whose it is, as arrays of other libraries do."""
+
+    def __init__(self, array, readonly):
+        address, _ = array.__array_interface__["data"]
+        self._keeps = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, readonly)}
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("shift", [-8, 8])
+def test_a_write_of_the_mappings_own_bytes_moves_them_through_any_object(space, shift, readonly):
+    """Each part that was copied overwrote the beginning of the next one, if nothing said whose bytes they are."""
+    mapping = space.map(10 * MIB)
+    array = mapping.array("u8")
+    array[:] = numpy.arange(array.size)
+    expected = numpy.array(array)
+    at = 2 + shift // 8
+    expected[at : at + 9 * MIB // 8] = numpy.arange(2, 2 + 9 * MIB // 8)
+    mapping.write(16 + shift, numpy.asarray(Foreign(array[2 : 2 + 9 * MIB // 8], readonly)))
+    assert (array == expected).all()
+
+
 def test_what_would_keep_a_pointer_without_a_buffer_is_refused(space):
     with pytest.raises(BufferError, match="memoryview"):
         numpy.ndarray(4, buffer=space.map(MIB))
