@@ -170,7 +170,7 @@ fn failure(failure: CxlFailure) -> Failure {
 }
 
 fn device(tree: &dyn Tree, name: &str) -> Result<Device, Failure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree).map_err(failure)?;
     let all = listing.regions.iter().flat_map(|region| &region.devices).chain(&listing.devices);
     let found = all.map(|device| device.name.clone()).collect();
     let missing = || failure(CxlFailure::NoSuch { kind: "memory device", name: name.to_owned(), found });

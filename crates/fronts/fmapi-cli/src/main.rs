@@ -31,6 +31,8 @@ fn main() -> ExitCode {
             _ => ExitCode::from(outcome.code),
         },
         Err(failure) => {
+            // If that cannot be written either, the failure is what matters.
+            let _ = io::stdout().write_all(failure.output.as_bytes());
             eprintln!("aquifer fmapi: {failure}");
             ExitCode::from(failure.code)
         }

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::bench;
 use crate::check::check;
 use crate::report;
-use crate::show::{self, Shown};
+use crate::show::{self, Logs, Shown};
 
 /// The outcome of a command.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub struct Failure {
     pub line: String,
     /// 1, or 2 if the arguments are wrong.
     pub code: u8,
+    /// The text for standard output all the same: what was done before.
+    pub output: String,
 }
 
 impl fmt::Display for Failure {
@@ -49,11 +51,11 @@ impl fmt::Display for Failure {
 const DEPARTS: u8 = 3;
 
 fn usage(line: impl fmt::Display) -> Failure {
-    Failure { line: line.to_string(), code: 2 }
+    Failure { line: line.to_string(), code: 2, output: String::new() }
 }
 
 fn failed(line: impl fmt::Display) -> Failure {
-    Failure { line: line.to_string(), code: 1 }
+    Failure { line: line.to_string(), code: 1, output: String::new() }
 }
 
 /// Carries out a command line.
@@ -66,7 +68,7 @@ pub fn run(args: &FmapiArgs) -> Result<Outcome, Failure> {
         FmapiCommand::Vcs(peer) => shown(peer, show::virtual_switches),
         FmapiCommand::Lds(at) => of_device(at, |client| show::logical_devices(client, &path(at))),
         FmapiCommand::Capacity(at) => of_device(at, |client| show::capacity(client, &path(at), at.host)),
-        FmapiCommand::Events(Log { at, clear }) => shown(&at.peer, |client| show::events(client, &path(at), *clear)),
+        FmapiCommand::Events(log) => events(log),
         FmapiCommand::Bind(args) => bind(args),
         FmapiCommand::Unbind(args) => unbind(args),
         FmapiCommand::Decode { file, dialect } => decode(file, dialect).map(|output| Outcome { output, code: 0 }),
@@ -138,6 +140,17 @@ fn shown(
     act: impl FnOnce(&mut Client) -> Result<Shown, aquifer_fmapi_client::Failure>,
 ) -> Result<Outcome, Failure> {
     Ok(printed(args, recognised(args, act)?))
+}
+
+/// Shows records. After a failure, too, those that were read before: they may have been cleared.
+fn events(Log { at, clear }: &Log) -> Result<Outcome, Failure> {
+    let mut logs = Logs::default();
+    let read = recognised(&at.peer, |client| logs.read(client, &path(at), *clear));
+    match read {
+        Ok(()) => Ok(printed(&at.peer, logs.shown())),
+        Err(failure) if logs.are_empty() => Err(failure),
+        Err(failure) => Err(Failure { output: printed(&at.peer, logs.shown()).output, ..failure }),
+    }
 }
 
 /// Why a command for a device has failed, with its remedy.

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use aquifer_fmapi::*;
-use aquifer_fmapi_client::{Client, Failure, Hop};
+use aquifer_fmapi_client::{Client, Failure, Hop, LogContents};
 use serde_json::{Value, json};
 
 use crate::event;
@@ -169,31 +169,57 @@ pub(crate) fn capacity(client: &mut Client, path: &[Hop], host_id: u16) -> Resul
     Ok(Shown { text, json })
 }
 
-/// Shows the records of every log, and how many a log has lost.
-pub(crate) fn events(client: &mut Client, path: &[Hop], clear: bool) -> Result<Shown, Failure> {
-    let (mut text, mut list, mut lost) = (String::new(), Vec::new(), serde_json::Map::new());
-    for log in (0..=4).map(EventLog::of_bits) {
-        let (contents, name) = (client.events(path, log, clear)?, word(log));
-        if contents.lost > 0 {
-            let _ = writeln!(
-                text,
-                "{name}: {} records or more were lost, because the log was full; look at 'aquifer fmapi ports' and \
-                 'vcs', and clear the log more often",
-                contents.lost,
-            );
-            lost.insert(name.clone(), contents.lost.into());
+/// The records that were read, of all logs.
+#[derive(Debug, Default)]
+pub(crate) struct Logs {
+    /// Each log that was read, or of which a part was.
+    read: Vec<(EventLog, LogContents)>,
+}
+
+impl Logs {
+    /// Reads every log. After a failure, it has what was read before.
+    pub(crate) fn read(&mut self, client: &mut Client, path: &[Hop], clear: bool) -> Result<(), Failure> {
+        for log in (0..=4).map(EventLog::of_bits) {
+            let mut contents = LogContents::default();
+            let read = client.read_events(path, log, clear, &mut contents);
+            self.read.push((log, contents));
+            read?;
         }
-        for record in contents.records {
-            let data = record.meaning();
-            let _ = writeln!(text, "{name} {} at {} ns: {}", record.handle, record.unix_ns, event::text(data.as_ref()));
-            list.push(json!({
-                "log": name, "handle": record.handle, "unix_ns": record.unix_ns, "ld_id": record.ld_id,
-                "event": event::json(data.as_ref()),
-            }));
+        Ok(())
+    }
+
+    /// Returns true if nothing was read.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.read.iter().all(|(_, contents)| *contents == LogContents::default())
+    }
+
+    /// Shows the records of every log, and how many a log has lost.
+    pub(crate) fn shown(&self) -> Shown {
+        let (mut text, mut list, mut lost) = (String::new(), Vec::new(), serde_json::Map::new());
+        for (log, contents) in &self.read {
+            let name = word(log);
+            if contents.lost > 0 {
+                let _ = writeln!(
+                    text,
+                    "{name}: {} records or more were lost, because the log was full; look at 'aquifer fmapi ports' \
+                     and 'vcs', and clear the log more often",
+                    contents.lost,
+                );
+                lost.insert(name.clone(), contents.lost.into());
+            }
+            for record in &contents.records {
+                let data = record.meaning();
+                let (handle, unix_ns) = (record.handle, record.unix_ns);
+                let _ = writeln!(text, "{name} {handle} at {unix_ns} ns: {}", event::text(data.as_ref()));
+                list.push(json!({
+                    "log": name, "handle": handle, "unix_ns": unix_ns, "ld_id": record.ld_id,
+                    "event": event::json(data.as_ref()),
+                }));
+            }
         }
+        if text.is_empty() {
+            text.push_str("no records\n");
+        }
+        Shown { text, json: json!({ "events": list, "lost": lost }) }
     }
-    if text.is_empty() {
-        text.push_str("no records\n");
-    }
-    Ok(Shown { text, json: json!({ "events": list, "lost": lost }) })
 }

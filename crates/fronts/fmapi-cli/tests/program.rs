@@ -85,6 +85,19 @@ fn json(words: &[&str]) -> Value {
     serde_json::from_str(&prints(&[words, &["--json"]].concat())).unwrap()
 }
 
+/// The records were cleared, the answer to that was lost, and so nobody ever saw them.
+#[test]
+fn records_that_were_cleared_are_printed_even_if_the_command_then_fails() {
+    let switch = Switch::new("cleared");
+    switch.inject(r#"{"event_overflow": {"log": 1}}"#);
+    switch.inject(r#"{"answer": {"how": "drop", "opcode": 257}}"#);
+    let output = program(&["events", &switch.peer(), "--clear", "--wait", "200"]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed = stdout(&output);
+    assert_eq!(printed.lines().filter(|line| line.starts_with("warning ")).count(), 63, "{printed}");
+    assert!(stderr(&output).contains("no answer within"), "{}", stderr(&output));
+}
+
 #[test]
 fn a_switch_is_shown_and_changed() {
     let switch = Switch::new("shown");

@@ -31,7 +31,7 @@ use crate::create::{Request, create_recorded};
 use crate::destroy::{destroy, take_back};
 use crate::dvsec::declared_bytes;
 use crate::failure::CxlFailure;
-use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region};
+use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region, Window};
 use crate::memory::{Progress, Zone, blocks, offline, online};
 
 /// With one device, nothing is interleaved, so the granularity does not matter; this is the smallest.
@@ -91,7 +91,7 @@ pub fn attach(
     record: &mut dyn FnMut(&str) -> io::Result<()>,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Attached, CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let memdev = found_or_similar(&listing, bound)?;
     fits_what_was_bound(tree, memdev, bound)?;
     let region = match region_of(&listing, memdev)?.filter(|region| region.is_enabled) {
@@ -105,10 +105,12 @@ pub fn attach(
         None => {
             clear(tree, Some(memdev), bound.region.as_deref())?;
             let window = match nodes {
-                Nodes::Each => listing.windows.iter().find(|it| it.takes_ram && it.regions.is_empty()),
+                Nodes::Each => {
+                    let is_free = |it: &&Window| it.takes_ram && it.regions.is_empty() && it.bytes >= bound.bytes;
+                    listing.windows.iter().find(is_free).map(|window| window.name.clone())
+                }
                 Nodes::One => None,
             };
-            let window = window.filter(|window| window.bytes >= bound.bytes).map(|window| window.name.clone());
             let (memdevs, bytes) = (vec![memdev.name.clone()], Some(bound.bytes));
             let request = Request { memdevs, bytes, granularity_bytes: GRANULARITY_BYTES, window };
             create_recorded(tree, &request, record)?
@@ -129,7 +131,7 @@ pub fn detach(
     migrate: bool,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<(), CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let memdev = match found(&listing, bound) {
         Ok(memdev) => memdev,
         // The device was pulled out, or has not come yet: the kernel does not have its memory. A device of another size
@@ -146,7 +148,7 @@ pub fn detach(
         let Some(memdev) = now.memdev(&memdev.name) else { break };
         let Some(region) = region_of(&now, memdev)? else { break };
         destroy(tree, &region.name, migrate, progress)?;
-        now = Listing::read(tree);
+        now = Listing::read(tree)?;
     }
     clear(tree, now.memdev(&memdev.name), bound.region.as_deref())
 }
@@ -214,7 +216,7 @@ fn fits_what_was_bound(tree: &dyn Tree, memdev: &Memdev, bound: &Bound) -> Resul
 
 /// Checks the device's decoders and its region as `aquifer cxl list` does.
 fn fits_the_host(tree: &dyn Tree, memdev: &Memdev, region: &str) -> Result<(), CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let memdev = listing.memdevs.iter().find(|now| now.name == memdev.name);
     let is_of_it = |object: &str| {
         let mut decoders = memdev.iter().flat_map(|memdev| &memdev.decoders);
@@ -245,7 +247,7 @@ fn is_of(region: &Region, memdev: Option<&Memdev>) -> bool {
 
 /// Frees half-made state: regions that are not in use, and decoders of the device that have no region.
 fn clear(tree: &dyn Tree, memdev: Option<&Memdev>, recorded: Option<&str>) -> Result<(), CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let decoders: Vec<&Decoder> = memdev.iter().flat_map(|memdev| &memdev.decoders).collect();
     let taken: Vec<&str> = decoders.iter().filter(|it| it.dpa_bytes > 0).map(|it| it.name.as_str()).collect();
     let is_half_made = |region: &&Region| {
@@ -254,17 +256,16 @@ fn clear(tree: &dyn Tree, memdev: Option<&Memdev>, recorded: Option<&str>) -> Re
         is_ours && !region.is_enabled && is_of(region, memdev)
     };
     let half_made: Vec<&Region> = listing.regions.iter().filter(is_half_made).collect();
-    let failed = |failure: Option<aquifer_nodes::WriteFailure>| failure.map_or(Ok(()), |it| Err(CxlFailure::write(it)));
     for region in half_made {
         let window = region.window.as_deref().unwrap_or("decoder0.0");
-        take_back(tree, &region.name, window, &taken).or_else(failed)?;
+        take_back(tree, &region.name, window, &taken)?;
     }
-    crate::destroy::free(tree, &taken).map_err(CxlFailure::write)
+    crate::destroy::free(tree, &taken)
 }
 
 /// The memory device that the kernel creates for a region.
 fn only_device(tree: &dyn Tree, region: &str) -> Result<Device, CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let device = listing.region(region).and_then(|region| region.devices.first());
     device.cloned().ok_or_else(|| CxlFailure::NoBlocks {
         device: region.to_owned(),

@@ -65,15 +65,14 @@ pub(crate) fn create_recorded(
     request: &Request,
     record: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> Result<Region, CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let plan = plan(&listing, request)?;
     let name = new_region(tree, plan.window, record)?;
-    let made = make(tree, &name, &plan).and_then(|()| {
-        let made = Listing::read(tree).region(&name).cloned();
-        made.filter(|region| region.is_committed && region.targets.len() == plan.decoders.len())
-            .ok_or(CxlFailure::NotCommitted { region: name.clone() })
-    });
-    made.map_err(|failure| undo(tree, &name, &plan, failure))
+    make(tree, &name, &plan).map_err(|failure| undo(tree, &name, &plan, failure))?;
+    // If that cannot be read, the region stays: its memory may be in use by now.
+    let made = Listing::read(tree)?.region(&name).cloned();
+    let made = made.filter(|region| region.is_committed && region.targets.len() == plan.decoders.len());
+    made.ok_or_else(|| undo(tree, &name, &plan, CxlFailure::NotCommitted { region: name.clone() }))
 }
 
 fn plan<'a>(listing: &'a Listing, request: &Request) -> Result<Plan<'a>, CxlFailure> {
@@ -194,7 +193,8 @@ fn make(tree: &dyn Tree, name: &str, plan: &Plan<'_>) -> Result<(), CxlFailure> 
 /// Removes the parts of a region that were made.
 fn undo(tree: &dyn Tree, name: &str, plan: &Plan<'_>, failure: CxlFailure) -> CxlFailure {
     let decoders: Vec<&str> = plan.decoders.iter().map(|decoder| decoder.name.as_str()).collect();
-    let left = crate::destroy::take_back(tree, name, &plan.window.name, &decoders).err().map(|_| name.to_owned());
+    let taken_back = crate::destroy::take_back(tree, name, &plan.window.name, &decoders);
+    let left = (!matches!(taken_back, Ok(true))).then(|| name.to_owned());
     match failure {
         CxlFailure::Write { failure, .. } => CxlFailure::Write { failure, left },
         other => other,

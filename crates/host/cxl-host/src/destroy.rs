@@ -7,7 +7,7 @@
 //! an operator could remove.
 
 use aquifer_nodes::dax::{Mode, set_mode};
-use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
+use aquifer_nodes::{Tree, Write, write_all};
 
 use crate::failure::CxlFailure;
 use crate::listing::{DEVICES, Listing, Region};
@@ -21,7 +21,7 @@ pub fn destroy(
     migrate: bool,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Region, CxlFailure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree)?;
     let Some(region) = listing.region(name) else {
         let found = listing.regions.iter().map(|region| region.name.clone()).collect();
         return Err(CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found });
@@ -37,22 +37,18 @@ pub fn destroy(
     let window = region.window.as_deref().unwrap_or("decoder0.0");
     let left = || CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found: Vec::new() };
     match take_back(tree, name, window, &targets) {
-        Ok(()) => Ok(region.clone()),
-        Err(Some(failure)) => Err(CxlFailure::Write { failure, left: Some(name.to_owned()) }),
-        Err(None) => Err(left()),
+        Ok(true) => Ok(region.clone()),
+        Ok(false) => Err(left()),
+        Err(CxlFailure::Write { failure, .. }) => Err(CxlFailure::Write { failure, left: Some(name.to_owned()) }),
+        Err(failure) => Err(failure),
     }
 }
 
 /// Unbinds, resets, detaches and deletes a region, as far as each applies, and frees its decoders. Goes on after a
-/// failure, because each step that succeeds leaves less; returns the first failure. `None` if the region is not there.
-pub(crate) fn take_back(
-    tree: &dyn Tree,
-    name: &str,
-    window: &str,
-    decoders: &[&str],
-) -> Result<(), Option<WriteFailure>> {
-    let listing = Listing::read(tree);
-    let region = listing.region(name).ok_or(None)?;
+/// failure, because each step that succeeds leaves less; returns the first failure. False if the region is not there.
+pub(crate) fn take_back(tree: &dyn Tree, name: &str, window: &str, decoders: &[&str]) -> Result<bool, CxlFailure> {
+    let listing = Listing::read(tree)?;
+    let Some(region) = listing.region(name) else { return Ok(false) };
     let mut writes = Vec::new();
     if region.is_enabled {
         writes.push(Write::new(driver_file("unbind"), name));
@@ -78,15 +74,16 @@ pub(crate) fn take_back(
             first.get_or_insert(failure);
         }
     }
-    first.map_or(Ok(()), |failure| Err(Some(failure)))
+    first.map_or(Ok(true), |failure| Err(CxlFailure::write(failure)))
 }
 
 /// Frees those decoders of the list that have memory of their device and no region.
-pub(crate) fn free(tree: &dyn Tree, decoders: &[&str]) -> Result<(), WriteFailure> {
-    let listing = Listing::read(tree);
+pub(crate) fn free(tree: &dyn Tree, decoders: &[&str]) -> Result<(), CxlFailure> {
+    let listing = Listing::read(tree)?;
     let all = listing.memdevs.iter().flat_map(|memdev| &memdev.decoders);
     let left = all.filter(|it| decoders.contains(&it.name.as_str()) && it.dpa_bytes > 0 && it.region.is_none());
-    write_all(tree, &left.map(|decoder| Write::new(decoder_file(&decoder.name, "dpa_size"), "0")).collect::<Vec<_>>())
+    let writes: Vec<Write> = left.map(|it| Write::new(decoder_file(&it.name, "dpa_size"), "0")).collect();
+    write_all(tree, &writes).map_err(CxlFailure::write)
 }
 
 pub(crate) fn region_file(region: &str, file: &str) -> String {

@@ -128,6 +128,13 @@ pub enum CxlFailure {
         /// The cause, and the remedy.
         finding: Finding,
     },
+    /// A file of the kernel that is there cannot be read, so the state of the devices is not known.
+    Unreadable {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A size that is not whole units.
     Unit {
         /// The size.
@@ -219,6 +226,10 @@ impl fmt::Display for CxlFailure {
                  windows in 'aquifer cxl list'",
                 bytes >> 20
             ),
+            CxlFailure::Unreadable { path, source } => write!(
+                f,
+                "{path} cannot be read: {source}; raise the limit of open files or free memory, and try again"
+            ),
             CxlFailure::Unit { bytes, unit } => write!(
                 f,
                 "{bytes} bytes are not a multiple of {} MiB; give one, for example {}MiB",
@@ -292,6 +303,7 @@ mod tests {
             CxlFailure::NoBlocks { device: text("dax0.0"), what: "it has no address" },
             CxlFailure::NoDecoder { memdev: text("mem0"), what: "no free decoder" },
             CxlFailure::NoWindow { bytes: 1 << 30 },
+            CxlFailure::Unreadable { path: text("/sys/x"), source: io::Error::from_raw_os_error(libc::EMFILE) },
             CxlFailure::Unit { bytes: 5, unit: 256 << 20 },
             CxlFailure::write(write()),
             CxlFailure::Write { failure: write(), left: Some(text("region0")) },

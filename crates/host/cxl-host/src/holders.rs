@@ -7,9 +7,13 @@
 //! process.
 
 use std::fmt;
+use std::io;
 
 use aquifer_nodes::Tree;
 use serde::Serialize;
+
+use crate::failure::CxlFailure;
+use crate::listing::is_not_there;
 
 /// A process with memory of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,20 +32,29 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The processes with memory of `node`, those with the most first.
-pub fn holders(tree: &dyn Tree, node: u32) -> Vec<Holder> {
-    let names = tree.names("/proc").unwrap_or_default();
-    let pids = names.iter().filter_map(|name| name.parse::<u32>().ok());
-    let mut holders: Vec<Holder> = pids
-        .filter_map(|pid| {
-            // A process that has ended meanwhile holds nothing.
-            let bytes = bytes_on(&tree.text(&format!("/proc/{pid}/numa_maps")).ok()?, node);
-            let name = || tree.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
-            (bytes > 0).then(|| Holder { pid, name: name(), bytes })
-        })
-        .collect();
+/// The processes with memory of `node`, those with the most first. Fails if it cannot be found out what one has.
+pub fn holders(tree: &dyn Tree, node: u32) -> Result<Vec<Holder>, CxlFailure> {
+    let names = unless_gone("/proc", tree.names("/proc"))?.unwrap_or_default();
+    let mut holders = Vec::new();
+    for pid in names.iter().filter_map(|name| name.parse::<u32>().ok()) {
+        let path = format!("/proc/{pid}/numa_maps");
+        let bytes = unless_gone(&path, tree.text(&path))?.map_or(0, |maps| bytes_on(&maps, node));
+        if bytes > 0 {
+            let name = tree.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
+            holders.push(Holder { pid, name, bytes });
+        }
+    }
     holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.pid.cmp(&other.pid)));
-    holders
+    Ok(holders)
+}
+
+/// What was read. `None` where the process has ended meanwhile, or is not this user's: it holds nothing.
+fn unless_gone<T>(path: &str, read: io::Result<T>) -> Result<Option<T>, CxlFailure> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if is_not_there(&error) => Ok(None),
+        Err(source) => Err(CxlFailure::Unreadable { path: path.to_owned(), source }),
+    }
 }
 
 /// The sum of `N1=COUNT` over all mappings, each in its own page size.
@@ -74,10 +87,10 @@ mod tests {
             .with("/proc/12/numa_maps", "7f00 default N1=1024 kernelpagesize_kB=4")
             .with("/proc/13/comm", "gone")
             .with("/proc/self/numa_maps", "7f00 default N1=5 kernelpagesize_kB=4");
-        let found = holders(&tree, 1);
+        let found = holders(&tree, 1).unwrap();
         assert_eq!(found.iter().map(|holder| holder.pid).collect::<Vec<_>>(), [12, 10]);
         assert_eq!(found[1], Holder { pid: 10, name: "redis".into(), bytes: (2 << 20) + 8192 });
-        assert!(holders(&tree, 7).is_empty() && holders(&Fixture::new(), 1).is_empty());
+        assert!(holders(&tree, 7).unwrap().is_empty() && holders(&Fixture::new(), 1).unwrap().is_empty());
     }
 
     #[test]

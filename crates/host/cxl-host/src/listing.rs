@@ -6,9 +6,14 @@
 //! Numbers of memdevs and endpoints follow the order in which the kernel finds devices, and change from boot to boot; a
 //! serial number stays.
 
+use std::cell::RefCell;
+use std::io;
+
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::{self, Device};
 use serde::Serialize;
+
+use crate::failure::CxlFailure;
 
 pub(crate) const DEVICES: &str = "/sys/bus/cxl/devices";
 /// Maximum number of targets of a region. The specification allows 16.
@@ -118,8 +123,18 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Reads sysfs. Empty on a machine without CXL.
-    pub fn read(tree: &dyn Tree) -> Listing {
+    /// Reads sysfs. Empty on a machine without CXL. Fails if something that is there cannot be read, because memory in
+    /// use would be missing from the listing; values that only root may read are left out for others.
+    pub fn read(tree: &dyn Tree) -> Result<Listing, CxlFailure> {
+        let reading = Reading { tree, failed: RefCell::new(None) };
+        let listing = Self::read_all(&reading);
+        match reading.failed.into_inner() {
+            Some((path, source)) => Err(CxlFailure::Unreadable { path, source }),
+            None => Ok(listing),
+        }
+    }
+
+    fn read_all(tree: &dyn Tree) -> Listing {
         let names = tree.names(DEVICES).unwrap_or_default();
         let of = |prefix: &str| names.iter().filter(|name| is_numbered(name, prefix)).cloned().collect::<Vec<_>>();
         let windows: Vec<Window> =
@@ -154,6 +169,58 @@ impl Listing {
         let of_regions = self.regions.iter().flat_map(|region| &region.devices);
         of_regions.chain(&self.devices).find(|device| device.name == named)
     }
+}
+
+/// Files that are read, and the first that could not be.
+struct Reading<'a> {
+    tree: &'a dyn Tree,
+    failed: RefCell<Option<(String, io::Error)>>,
+}
+
+impl Reading<'_> {
+    fn note<T>(&self, path: &str, read: io::Result<T>) -> io::Result<T> {
+        read.inspect_err(|error| {
+            // A text that is no number has no code, and no value either.
+            if let Some(code) = error.raw_os_error().filter(|_| !is_not_there(error)) {
+                self.failed.borrow_mut().get_or_insert((path.to_owned(), io::Error::from_raw_os_error(code)));
+            }
+        })
+    }
+}
+
+impl Tree for Reading<'_> {
+    fn text(&self, path: &str) -> io::Result<String> {
+        self.note(path, self.tree.text(path))
+    }
+
+    fn names(&self, path: &str) -> io::Result<Vec<String>> {
+        self.note(path, self.tree.names(path))
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        self.note(path, self.tree.link(path))
+    }
+
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        self.tree.write(path, value)
+    }
+}
+
+/// Whether a file is not there, or its object or process has just gone, or it is not for this user. Every other error,
+/// such as EMFILE or ENOMEM, does not say what the file has.
+pub(crate) fn is_not_there(error: &io::Error) -> bool {
+    let codes = [
+        libc::ENOENT,
+        libc::ENODEV,
+        libc::ENXIO,
+        libc::ENOTDIR,
+        libc::ESRCH,
+        // No symbolic link.
+        libc::EINVAL,
+        libc::EACCES,
+        libc::EPERM,
+    ];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 /// Whether a name is the prefix and a number: `mem0`, and not `memory`.

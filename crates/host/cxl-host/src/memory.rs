@@ -18,6 +18,7 @@ use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
 
 use crate::failure::CxlFailure;
 use crate::holders::holders;
+use crate::listing::is_not_there;
 
 const BLOCKS: &str = "/sys/devices/system/memory";
 /// More blocks than a device has: 128 TiB of the smallest ones.
@@ -80,10 +81,13 @@ pub fn blocks(tree: &dyn Tree, device: &Device) -> Result<Blocks, CxlFailure> {
     }
     let mut blocks = Blocks { block_bytes, ..Blocks::default() };
     for block in first..end {
-        match tree.text(&format!("{BLOCKS}/memory{block}/state")).as_deref() {
-            Ok("online") => blocks.online.push(block),
+        let path = format!("{BLOCKS}/memory{block}/state");
+        match tree.text(&path) {
+            Ok(state) if state == "online" => blocks.online.push(block),
             Ok(_) => blocks.offline.push(block),
-            Err(_) => {}
+            Err(error) if is_not_there(&error) => {}
+            // It may be online.
+            Err(source) => return Err(CxlFailure::Unreadable { path, source }),
         }
     }
     Ok(blocks)
@@ -132,18 +136,17 @@ fn empty(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<(), CxlFailure> {
     let found = blocks(tree, device)?;
-    let of_node = || device.node.map(|node| (node, holders(tree, node)));
-    if !migrate
-        && !found.online.is_empty()
-        && let Some((node, holders)) = of_node().filter(|(_, holders)| !holders.is_empty())
-    {
-        return Err(CxlFailure::Held { device: device.name.clone(), node, holders });
+    if let Some(node) = device.node.filter(|_| !migrate && !found.online.is_empty()) {
+        let holders = holders(tree, node)?;
+        if !holders.is_empty() {
+            return Err(CxlFailure::Held { device: device.name.clone(), node, holders });
+        }
     }
     let zones: Vec<&str> = found.online.iter().map(|block| zone_of(tree, *block)).collect();
     // From the end, where memory is allocated last.
     for (done, block) in found.online.iter().rev().enumerate() {
         if let Err(write) = set_state(tree, *block, "offline") {
-            let holders = of_node().map(|(_, holders)| holders).unwrap_or_default();
+            let holders = device.node.and_then(|node| holders(tree, node).ok()).unwrap_or_default();
             let emptied = found.online.iter().zip(&zones).rev().take(done);
             let left_offline = emptied.filter(|(block, zone)| set_state(tree, **block, zone).is_err()).count();
             let (device, block, write) = (device.name.clone(), *block, Box::new(write));
@@ -154,10 +157,11 @@ fn empty(
     Ok(())
 }
 
-/// How a block was brought online, to bring it back in the same way.
+/// How a block was brought online, to bring it back in the same way. As movable if that cannot be read: then it can go
+/// offline again.
 fn zone_of(tree: &dyn Tree, block: u64) -> &'static str {
-    let zones = tree.text(&format!("{BLOCKS}/memory{block}/valid_zones")).unwrap_or_default();
-    if zones == "Movable" { Zone::Movable.word() } else { Zone::Normal.word() }
+    let zones = tree.text(&format!("{BLOCKS}/memory{block}/valid_zones"));
+    if zones.is_ok_and(|zones| zones != "Movable") { Zone::Normal.word() } else { Zone::Movable.word() }
 }
 
 fn set_state(tree: &dyn Tree, block: u64, state: &str) -> Result<(), WriteFailure> {

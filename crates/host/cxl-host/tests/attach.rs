@@ -55,7 +55,7 @@ fn a_device_becomes_a_node_and_goes_again() {
     let mut it = bound(0x1000);
     let attached = attach_kept(&model, &mut it, NODE).unwrap();
     assert_eq!((attached.region.as_str(), attached.node), ("region0", Some(1)));
-    let listing = Listing::read(&model);
+    let listing = Listing::read(&model).unwrap();
     let region = listing.region("region0").unwrap();
     assert_eq!((region.bytes, region.devices[0].mode), (CAPACITY_BYTES, Mode::SystemRam));
     assert_eq!(region.targets, ["decoder4.0"], "serial number 0x1000 is the second memdev");
@@ -73,6 +73,11 @@ fn each_device_has_a_node_if_there_are_windows_enough() {
     let each = (Purpose::Node, Nodes::Each);
     let nodes = [0x1000, 0x1001, 0x1003].map(|serial| attach_kept(&model, &mut bound(serial), each).unwrap().node);
     assert_eq!(nodes, [Some(1), Some(2), Some(1)], "the third device shares a window");
+    // A window that is too small for them does not count.
+    let model = Model::with_windows(2, 3);
+    model.set("/sys/bus/cxl/devices/decoder0.0/size", "0x10000000");
+    let nodes = [0x1000, 0x1001].map(|serial| attach_kept(&model, &mut bound(serial), each).unwrap().node);
+    assert_eq!(nodes, [Some(2), Some(3)]);
     let model = Model::with_windows(2, 2);
     let nodes = [0x1000, 0x1001].map(|serial| attach_kept(&model, &mut bound(serial), NODE).unwrap().node);
     assert_eq!(nodes, [Some(1), Some(1)]);
@@ -83,9 +88,9 @@ fn a_device_can_be_for_the_program_that_opens_it() {
     let model = Model::new(1);
     let mut it = bound(0x1001);
     let attached = attach_kept(&model, &mut it, (Purpose::Device, Nodes::One)).unwrap();
-    assert_eq!(Listing::read(&model).device(&attached.device).unwrap().mode, Mode::Devdax);
+    assert_eq!(Listing::read(&model).unwrap().device(&attached.device).unwrap().mode, Mode::Devdax);
     let attached = attach_kept(&model, &mut it, NODE).expect("it is changed over");
-    assert_eq!(Listing::read(&model).device(&attached.device).unwrap().mode, Mode::SystemRam);
+    assert_eq!(Listing::read(&model).unwrap().device(&attached.device).unwrap().mode, Mode::SystemRam);
 }
 
 #[test]
@@ -112,7 +117,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         &mut |_| (),
     );
     assert!(matches!(failure, Err(CxlFailure::NotRecorded { .. })), "{failure:?}");
-    assert_eq!(Listing::read(&model).regions.len(), 1, "what is not recorded is not made");
+    assert_eq!(Listing::read(&model).unwrap().regions.len(), 1, "what is not recorded is not made");
 }
 
 /// A logical device leaves before it has come, or after it has vanished, while another one of its device is in use.
@@ -153,7 +158,7 @@ fn a_device_with_a_twin_is_known_by_its_region_alone() {
     let failure = detach(&model, &forgotten, true, &mut |_| ()).unwrap_err();
     assert!(matches!(failure, CxlFailure::Alike { .. }) && model.state() == before, "{failure}");
     detach(&model, &first, true, &mut |_| ()).unwrap();
-    assert!(Listing::read(&model).regions.is_empty());
+    assert!(Listing::read(&model).unwrap().regions.is_empty());
 }
 
 #[test]
@@ -196,7 +201,7 @@ fn an_attach_that_was_killed_at_any_write_is_completed_later() {
         model.fail(Failing::None);
         attach_kept(&model, &mut it, NODE).unwrap_or_else(|failure| panic!("{failing}: {failed}; then {failure}"));
         assert_eq!(numberless(&model), wanted, "write {failing}");
-        assert_eq!(check(&Listing::read(&model), &[(0x1000, CAPACITY_BYTES), (0x1001, CAPACITY_BYTES)]), []);
+        assert_eq!(check(&Listing::read(&model).unwrap(), &[(0x1000, CAPACITY_BYTES), (0x1001, CAPACITY_BYTES)]), []);
     }
 }
 
@@ -242,7 +247,7 @@ fn memory_in_use_is_moved_or_its_holders_are_named() {
     let mut left = Vec::new();
     detach(&model, &it, true, &mut |progress| left.push(progress.all - progress.done)).unwrap();
     assert_eq!(left, [3, 2, 1, 0]);
-    assert!(Listing::read(&model).regions.is_empty());
+    assert!(Listing::read(&model).unwrap().regions.is_empty());
 }
 
 /// A port flaps: the device disappears without warning, and comes back.
@@ -256,10 +261,10 @@ fn a_device_that_is_pulled_out_leaves_nothing_and_can_come_back() {
         assert!(matches!(attach_kept(&model, &mut it, NODE), Err(CxlFailure::Absent { .. })));
         if turn == 1 {
             detach(&model, &it, false, &mut |_| ()).unwrap();
-            assert!(Listing::read(&model).regions.is_empty());
+            assert!(Listing::read(&model).unwrap().regions.is_empty());
         }
         model.plug(0, 0x1001, CAPACITY_BYTES);
     }
-    let listing = Listing::read(&model);
+    let listing = Listing::read(&model).unwrap();
     assert!(listing.regions.iter().all(|region| !region.is_enabled), "{listing:?}");
 }

@@ -27,7 +27,7 @@ fn made(model: &Model) -> Region {
 fn with_memory(model: &Model) -> Region {
     let region = made(model);
     online(model, &region.devices[0], Zone::Movable, &mut |_| ()).unwrap();
-    Listing::read(model).regions[0].clone()
+    Listing::read(model).unwrap().regions[0].clone()
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_region_takes_all_that_its_devices_have_and_gives_it_back() {
     );
     assert!(region.is_committed && region.is_enabled);
     assert_eq!((region.devices[0].bytes, region.devices[0].mode), (2 * CAPACITY_BYTES, Mode::SystemRam));
-    assert_eq!(check(&Listing::read(&model), &[(0x1000, CAPACITY_BYTES), (0x1001, CAPACITY_BYTES)]), []);
+    assert_eq!(check(&Listing::read(&model).unwrap(), &[(0x1000, CAPACITY_BYTES), (0x1001, CAPACITY_BYTES)]), []);
     destroy(&model, "region0", false, &mut |_| ()).unwrap();
     assert_eq!(model.state(), before);
 }
@@ -54,7 +54,7 @@ fn a_smaller_region_leaves_room_for_another() {
     assert_eq!(create(&model, &half).unwrap().targets, ["decoder3.1"]);
     let failure = create(&model, &half).unwrap_err();
     assert!(matches!(failure, CxlFailure::Capacity { free: 0, .. }), "{failure}");
-    assert_eq!(Listing::read(&model).regions.len(), 2);
+    assert_eq!(Listing::read(&model).unwrap().regions.len(), 2);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn what_cannot_be_undone_is_named_and_can_be_destroyed_later() {
         let Err(failure) = create(&model, &request(&["mem0", "mem1"])) else { continue };
         assert!(failure.to_string().contains("region0 could not be undone"), "{failing}: {failure}");
         model.fail(Failing::None);
-        assert_ne!(check(&Listing::read(&model), &[]), [], "{failing}");
+        assert_ne!(check(&Listing::read(&model).unwrap(), &[]), [], "{failing}");
     }
 }
 
@@ -131,10 +131,10 @@ fn memory_goes_online_and_offline_with_progress() {
     offline(&model, device, false, &mut |progress| seen.push(*progress)).unwrap();
     assert_eq!(seen.len(), 8);
     assert_eq!(seen[7], Progress { done: 8, all: 8, block_bytes: BLOCK_BYTES });
-    assert_eq!(Listing::read(&model).device("dax0.0").unwrap().mode, Mode::Devdax);
-    let device = Listing::read(&model).device("dax0.0").unwrap().clone();
+    assert_eq!(Listing::read(&model).unwrap().device("dax0.0").unwrap().mode, Mode::Devdax);
+    let device = Listing::read(&model).unwrap().device("dax0.0").unwrap().clone();
     online(&model, &device, Zone::Normal, &mut |_| ()).unwrap();
-    assert_eq!(Listing::read(&model).device("dax0.0").unwrap().mode, Mode::SystemRam);
+    assert_eq!(Listing::read(&model).unwrap().device("dax0.0").unwrap().mode, Mode::SystemRam);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn memory_in_use_is_refused_with_its_holders_or_moved() {
     }
     assert_eq!((model.writes(), model.state()), (so_far, before));
     offline(&model, device, true, &mut |_| ()).unwrap();
-    assert_eq!(Listing::read(&model).device("dax0.0").unwrap().mode, Mode::Devdax);
+    assert_eq!(Listing::read(&model).unwrap().device("dax0.0").unwrap().mode, Mode::Devdax);
 }
 
 /// For every block in turn: if it alone cannot be emptied, all are online as before, in the same zone.
@@ -172,7 +172,7 @@ fn a_block_that_cannot_be_emptied_brings_the_others_back() {
     }
     model.hold(&[]);
     destroy(&model, "region0", true, &mut |_| ()).unwrap();
-    assert!(Listing::read(&model).regions.is_empty());
+    assert!(Listing::read(&model).unwrap().regions.is_empty());
 }
 
 /// For every write in turn: a destruction that fails can be repeated, and then succeeds.
@@ -199,7 +199,7 @@ fn a_destruction_that_fails_at_any_write_can_be_repeated() {
                 Err(failure) => panic!("write {failing}: {failure}"),
             }
         }
-        assert!(Listing::read(&model).regions.is_empty(), "write {failing}");
+        assert!(Listing::read(&model).unwrap().regions.is_empty(), "write {failing}");
         let left: Vec<_> = model.state().into_iter().filter(|(path, text)| empty.get(path) != Some(text)).collect();
         let is_decoder = |path: &str| path.ends_with("dpa_size");
         assert!(left.iter().all(|(path, _)| is_decoder(path)), "write {failing}: {left:?}");
@@ -209,7 +209,7 @@ fn a_destruction_that_fails_at_any_write_can_be_repeated() {
 #[test]
 fn a_machine_without_cxl_has_nothing() {
     let tree = aquifer_nodes::Fixture::new();
-    assert_eq!(Listing::read(&tree), Listing::default());
+    assert_eq!(Listing::read(&tree).unwrap(), Listing::default());
     assert!(destroy(&tree, "region0", true, &mut |_| ()).unwrap_err().to_string().contains("no other region"));
 }
 
@@ -219,7 +219,7 @@ fn unreadable_files_count_as_absent() {
     for junk in ["", "x", "-1", "0xffffffffffffffff", "18446744073709551615", "region\u{0}", "../../etc"] {
         let model = Model::new(1);
         with_junk(&model, junk);
-        let listing = Listing::read(&model);
+        let listing = Listing::read(&model).unwrap();
         let _ = (
             check(&listing, &[(0x1000, 1)]),
             create(&model, &request(&["mem0"])),

@@ -13,7 +13,7 @@ use crate::tree::Tree;
 
 /// How much of a text is read. No file of sysfs has more than a page, and /proc/vmstat has about 6 KiB; a program with
 /// 40,000 mappings has a numa_maps of this length.
-const TEXT_BYTES_MAX: u64 = 4 << 20;
+const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// The files of this machine.
 #[derive(Clone, Debug)]
@@ -39,9 +39,9 @@ impl Machine {
 
 impl Tree for Machine {
     fn text(&self, path: &str) -> io::Result<String> {
-        let mut text = String::new();
-        File::open(self.place(path))?.take(TEXT_BYTES_MAX).read_to_string(&mut text)?;
-        Ok(text.trim().to_owned())
+        // The names of files that a program maps need not be UTF-8, and neither need its own name.
+        let bytes = self.bytes(path, TEXT_BYTES_MAX)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
@@ -51,9 +51,10 @@ impl Tree for Machine {
     }
 
     fn names(&self, path: &str) -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(self.place(path))?;
-        let mut names: Vec<String> =
-            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.place(path))? {
+            names.extend(entry?.file_name().into_string());
+        }
         names.sort_unstable();
         Ok(names)
     }
@@ -87,5 +88,16 @@ mod tests {
         let elsewhere = Machine::below("/proc/self");
         assert!(elsewhere.text("/status").unwrap().contains("Name:"));
         assert!(elsewhere.link("/exe").is_ok());
+    }
+
+    /// A program with a mapping of such a file counted as one without memory, so its memory was moved without asking.
+    #[test]
+    fn a_text_that_is_not_utf_8_is_read_all_the_same() {
+        let root = std::env::temp_dir().join(format!("aq-{}-not-utf-8", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("numa_maps"), b"7f00 default file=/tmp/caf\xe9 N1=3 kernelpagesize_kB=4\n").unwrap();
+        let text = Machine::below(&root).text("/numa_maps").unwrap();
+        fs::remove_dir_all(&root).unwrap();
+        assert!(text.ends_with(" N1=3 kernelpagesize_kB=4"), "{text}");
     }
 }

@@ -36,8 +36,7 @@ impl Switch {
 
     fn pass_on(&mut self, context: &mut Context, at: Cci, tunnel: &Tunnel) -> Answer {
         let id = tunnel.port_or_ld_id;
-        // The four bits above the target are reserved.
-        let to = match (at, TunnelTarget::of_bits(tunnel.target.bits() & 0xf)) {
+        let to = match (at, tunnel.target) {
             (Cci::Switch, TunnelTarget::PortOrLd) => Cci::Device(self.reach(id)?),
             (Cci::Device(device), TunnelTarget::PortOrLd) if usize::from(id) < self.devices[device].lds.len() => {
                 Cci::Ld(device, id)

@@ -9,7 +9,7 @@
 //! ```text
 //! Unbound -> Binding -> Bound -> Unbinding -> Unbound      by Bind and Unbind, at their ends
 //!            Binding -> Unbound, Unbinding -> Bound        where they fail or are aborted
-//!                       Bound -> Unbound                   where the MLD is pulled out
+//!                       Bound -> Unbound                   where the MLD is pulled out; an unbind is then done
 //! ```
 //!
 //! The simulated host lets go when asked, so that all three ways of unbinding take the same time. The injection
@@ -176,8 +176,7 @@ impl Switch {
         if self.background.is_running() {
             return Err(ReturnCode::BUSY);
         }
-        // The four bits above the option are reserved.
-        if let UnbindOption::Reserved(_) = UnbindOption::of_bits(unbind.option.bits() & 0xf) {
+        if let UnbindOption::Reserved(_) = unbind.option {
             return Err(ReturnCode::INVALID_INPUT);
         }
         let Some(vppb) = self.vppb(unbind.vcs_id, unbind.vppb_id) else { return Err(ReturnCode::INVALID_INPUT) };
@@ -207,13 +206,17 @@ impl Switch {
         Ok(Response::AbortBackground(Empty {}))
     }
 
-    /// Ends the operation with this return code, or with a failure if the target is gone.
+    /// Ends the operation with this return code. If the logical device was pulled out meanwhile, a bind fails, and an
+    /// unbind is done.
     fn conclude(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
         let Job { is_bind, vcs_id, vppb_id, target } = job;
-        // A logical device that was pulled out meanwhile cannot be bound; a port can, for a later device.
+        // A port stays bound, for a later device.
         let is_there = target.ld_id.is_none() || self.device_at(target.port_id).is_some();
-        let return_code =
-            if wanted == ReturnCode::SUCCESS && is_bind && !is_there { ReturnCode::INTERNAL_ERROR } else { wanted };
+        let return_code = match (is_there, is_bind) {
+            (false, true) if wanted == ReturnCode::SUCCESS => ReturnCode::INTERNAL_ERROR,
+            (false, false) => ReturnCode::SUCCESS,
+            _ => wanted,
+        };
         let is_done = return_code == ReturnCode::SUCCESS;
         let binding = if is_bind == is_done { VppbState::Bound(target) } else { VppbState::Unbound };
         if let Some(vppb) = self.vppb(vcs_id, vppb_id) {

@@ -134,6 +134,21 @@ fn a_bind_fails_when_its_device_is_pulled_out_meanwhile() {
     assert_eq!(client.vppbs(0)[0].status, BindingStatus::Unbound);
 }
 
+/// The vPPB stayed bound to a logical device that was gone.
+#[test]
+fn an_unbind_is_done_when_its_device_is_pulled_out_meanwhile() {
+    let mut client = Client::new(config());
+    assert_eq!(client.bind(0, 0, 1, 0), ReturnCode::SUCCESS);
+    client.inject(Injection::BackgroundStalls);
+    let unbind = Request::UnbindVppb(UnbindVppb { vcs_id: 0, vppb_id: 0, option: UnbindOption::ManagedRemoval });
+    assert_eq!(client.code(&at_switch(), &unbind), ReturnCode::BACKGROUND_STARTED);
+    client.inject(Injection::RemoveDevice { device: 1 });
+    client.code(&at_switch(), &Request::AbortBackground(AbortBackground {}));
+    assert_eq!(client.vppbs(0)[0].status, BindingStatus::Unbound);
+    let status = client.background();
+    assert_eq!((status.is_running, ReturnCode(status.return_code)), (false, ReturnCode::SUCCESS));
+}
+
 #[test]
 fn a_log_that_overflows_says_so_and_notifies_once() {
     let mut client = Client::new(config());

@@ -3,7 +3,7 @@
 
 //! The sockets that managers and testers connect to. Each listener has a thread; the caller waits for all of them.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -75,7 +75,7 @@ fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
         match next() {
             Ok(stream) => take(stream),
             Err(error) => {
-                eprintln!("aquifer-cxl-switchd: cannot accept a connection: {error}; raise the limit of open files");
+                report(&format!("cannot accept a connection: {error}; raise the limit of open files"));
                 thread::sleep(ACCEPT_RETRY);
             }
         }
@@ -86,8 +86,14 @@ fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
 fn managed(server: &Arc<Server>, stream: impl Stream) {
     let served = Arc::clone(server);
     if let Err(failure) = served.admit(Box::new(stream)) {
-        eprintln!("aquifer-cxl-switchd: {failure}");
+        report(&failure.to_string());
     }
+}
+
+/// Writes a line to standard error. Where that is full or closed, the line is lost, and the switch goes on: `eprintln!`
+/// would end it.
+fn report(what: &str) {
+    let _ = writeln!(io::stderr(), "aquifer-cxl-switchd: {what}");
 }
 
 /// Listens on a socket at a path. Replaces a socket there that nobody listens on any more.

@@ -10,9 +10,8 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_fmapi::{PACKET_BYTES, Received, packets};
@@ -63,8 +62,8 @@ pub struct Peer {
     stream: Arc<dyn Stream>,
     outbox: SyncSender<Received>,
     admitted: Instant,
-    /// Whether one of its messages has arrived.
-    has_spoken: AtomicBool,
+    /// When its last message arrived.
+    spoken: Mutex<Option<Instant>>,
 }
 
 impl Peer {
@@ -72,7 +71,7 @@ impl Peer {
     pub fn new(stream: Box<dyn Stream>) -> (Arc<Self>, Outbox) {
         let (stream, (outbox, waiting)) = (Arc::<dyn Stream>::from(stream), sync_channel(OUTBOX_MAX));
         let writer = Outbox { stream: Arc::clone(&stream), waiting };
-        let peer = Self { stream, outbox, admitted: Instant::now(), has_spoken: AtomicBool::new(false) };
+        let peer = Self { stream, outbox, admitted: Instant::now(), spoken: Mutex::default() };
         (Arc::new(peer), writer)
     }
 
@@ -97,12 +96,13 @@ impl Peer {
 
     /// Notes that one of its messages has arrived.
     pub fn note_message(&self) {
-        self.has_spoken.store(true, Ordering::Relaxed);
+        *self.spoken.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Returns how long it has been connected, if none of its messages has arrived.
-    pub fn silent_for(&self) -> Option<Duration> {
-        (!self.has_spoken.load(Ordering::Relaxed)).then(|| self.admitted.elapsed())
+    /// Returns how long it has been since its last message, or since it was admitted, and whether it has sent any.
+    pub fn silent_for(&self, now: Instant) -> (Duration, bool) {
+        let spoken = *self.spoken.lock().unwrap_or_else(PoisonError::into_inner);
+        (now.saturating_duration_since(spoken.unwrap_or(self.admitted)), spoken.is_some())
     }
 
     /// Sends an answer to a request of its, on the thread that reads its requests: waits until there is room.

@@ -8,6 +8,7 @@
 //! that peer to read: the others leave what they have for it in its outbox.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ use crate::peer::{Peer, Stream};
 
 /// After this time, a connection without a message gives its place to the next one, if there is no other place.
 const SILENT_MAX: Duration = Duration::from_secs(5);
+/// The same for one that has sent messages before, such as that of a manager whose machine has failed: TCP does not
+/// report that. A manager reads its switches every few seconds.
+const IDLE_MAX: Duration = Duration::from_secs(300);
 /// Answers that may wait until they are due. Further ones are sent at once.
 const LATE_MAX: usize = 256;
 /// The longest sleep of the thread that lets time pass.
@@ -57,10 +61,14 @@ struct State {
 
 impl State {
     /// Makes room for a connection. Fails if there is none, and none of the others has been silent for long.
-    fn make_room(&mut self, connections_max: usize) -> Result<(), usize> {
-        let silent = |peer: &Peer| peer.silent_for().filter(|silent| *silent >= SILENT_MAX);
+    fn make_room(&mut self, now: Instant, connections_max: usize) -> Result<(), usize> {
+        // Those that have never sent a message go first.
+        let can_go = |peer: &Peer| {
+            let (silent, has_spoken) = peer.silent_for(now);
+            (silent >= if has_spoken { IDLE_MAX } else { SILENT_MAX }).then_some((!has_spoken, silent))
+        };
         if self.peers.len() >= connections_max {
-            let longest = self.peers.iter().filter_map(|(id, peer)| Some((silent(peer)?, *id))).max();
+            let longest = self.peers.iter().filter_map(|(id, peer)| Some((can_go(peer)?, *id))).max();
             let (_, id) = longest.ok_or(self.peers.len())?;
             self.peers.remove(&id).inspect(|peer| peer.end());
         }
@@ -115,7 +123,7 @@ impl Server {
         let (peer, outbox) = Peer::new(stream);
         let id = {
             let mut state = lock(&self.state);
-            let room = state.make_room(self.connections_max);
+            let room = state.make_room(Instant::now(), self.connections_max);
             let was_full = std::mem::replace(&mut state.is_full, room.is_err());
             if let Err(connected) = room {
                 peer.end();
@@ -183,8 +191,9 @@ impl Server {
     ///
     /// With a request, the caller is the thread that reads its connection.
     fn step(&self, request: Option<(u32, &Received)>, step: impl FnOnce(&mut Switch, u64) -> Outcome) {
-        let now_ns = self.now_ns();
         let mut state = lock(&self.state);
+        // Read under the lock: the switch's time would otherwise be ahead of it at times, and the answer would be late.
+        let now_ns = self.now_ns();
         let mut outcome = step(&mut state.switch, now_ns);
         self.act_for_hosts(&mut state.switch, now_ns, &mut outcome);
         if let Some(refusal) = &outcome.refusal {
@@ -240,7 +249,7 @@ impl Server {
         while let Some(effect) = outcome.effects.get(at).cloned() {
             at += 1;
             if self.is_traced {
-                eprintln!("{now_ns:>14} {effect:?}");
+                self.say(&format!("{effect:?}"));
             }
             if self.hosts == Hosts::Wait {
                 continue;
@@ -289,7 +298,8 @@ impl Server {
 
     fn say(&self, what: &str) {
         if self.is_traced {
-            eprintln!("{:>14} {what}", self.now_ns());
+            // A trace that cannot be written does not end the switch.
+            let _ = writeln!(io::stderr(), "{:>14} {what}", self.now_ns());
         }
     }
 
@@ -316,5 +326,32 @@ impl Server {
             let left = deadline.map_or(TICK, |due_ns| Duration::from_nanos(due_ns.saturating_sub(self.now_ns())));
             drop(self.changed.wait_timeout(state, left.min(TICK)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use aquifer_cxl_switch::SwitchConfig;
+
+    use super::*;
+
+    /// Managers whose machines had failed kept their places for ever, until none was left.
+    #[test]
+    fn who_has_spoken_keeps_its_place_until_it_has_been_idle_for_long() {
+        let switch = Switch::new(SwitchConfig::example()).unwrap();
+        let server = Server::new(switch, &Dialect::STANDARD, 2, Hosts::Answer, false);
+        let mut state = lock(&server.state);
+        for id in 0..2 {
+            let (peer, _) = Peer::new(Box::new(UnixStream::pair().unwrap().0));
+            peer.note_message();
+            state.peers.insert(id, peer);
+        }
+        let now = Instant::now();
+        assert_eq!(state.make_room(now + SILENT_MAX, 2), Err(2));
+        state.peers[&0].note_message();
+        assert_eq!(state.make_room(now + IDLE_MAX + SILENT_MAX, 2), Ok(()));
+        assert_eq!(state.peers.keys().copied().collect::<Vec<_>>(), [0], "the one that was idle longer has gone");
     }
 }

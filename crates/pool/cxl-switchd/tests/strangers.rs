@@ -108,6 +108,21 @@ fn connections_that_say_nothing_give_up_their_places() {
     assert!(manager.ask(&Request::Identify(Identify {})).is_ok(), "who has spoken keeps it");
 }
 
+/// A line that could not be written to standard error ended the switch, and anybody can have a line written.
+#[test]
+fn a_full_disk_does_not_end_the_switch() {
+    let full = |_: &std::path::Path| std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let running = Running::with_errors("full", &["--connections", "1", "--trace"], full);
+    let mut manager = Client::new(running.tcp(), &Dialect::STANDARD);
+    assert!(manager.ask(&Request::Identify(Identify {})).is_ok());
+    for _ in 0..3 {
+        assert!(!is_served(running.tcp()), "there is one place");
+    }
+    // Effects are traced.
+    assert_eq!(manager.bind(0, 1, 0), Err(ReturnCode::BACKGROUND_STARTED));
+    assert_eq!(manager.wait(), ReturnCode::SUCCESS);
+}
+
 #[test]
 fn a_packet_that_does_not_end_ends_its_connection() {
     let running = Running::new("half", &[]);

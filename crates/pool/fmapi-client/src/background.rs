@@ -14,9 +14,10 @@ use crate::failure::{Cause, Effect, Failure};
 use crate::tunnel::Hop;
 
 impl Client {
-    /// Waits for the background operation that an earlier command of this client left behind, if there is one.
+    /// Waits for the background operation that an earlier command of this client left behind at this component, if
+    /// there is one.
     pub(crate) fn finish_unfinished(&mut self, path: &[Hop], opcode: Opcode) -> Result<(), Failure> {
-        if self.unfinished.is_none() {
+        if self.unfinished.as_deref() != Some(path) {
             return Ok(());
         }
         let (status, waited) = self.wait_until_idle(path, opcode)?;
@@ -30,12 +31,12 @@ impl Client {
 
     /// Waits for the background operation of a command that has just started it.
     pub(crate) fn finish_background(&mut self, path: &[Hop], opcode: Opcode) -> Result<(), Failure> {
-        self.unfinished = Some(opcode);
+        self.unfinished = Some(path.to_vec());
         let fail = |failure: Failure| Failure { opcode, effect: Effect::Unknown, ..failure };
         let (status, waited) = self.wait_until_idle(path, opcode).map_err(fail)?;
         if status.opcode != opcode.0 {
             let cause = Cause::BackgroundForeign { found: Opcode(status.opcode) };
-            self.unfinished = status.is_running.then_some(opcode);
+            self.unfinished = status.is_running.then(|| path.to_vec());
             return Err(self.failure(opcode, cause, Effect::Unknown));
         }
         if status.is_running {
@@ -44,7 +45,7 @@ impl Client {
         self.unfinished = None;
         match ReturnCode(status.return_code) {
             ReturnCode::SUCCESS => Ok(()),
-            // It ended without an effect: the peer undoes an unfinished bind or unbind.
+            // It ended without an effect: the peer undoes an unfinished bind or unbind. If it is ours.
             code => Err(self.failure(opcode, Cause::BackgroundFailed(code), Effect::NotCarriedOut)),
         }
     }

@@ -36,8 +36,8 @@ pub struct Client {
     /// The longest message that the peer takes.
     pub(crate) message_bytes_max: usize,
     pub(crate) last_tag: u8,
-    /// The command of ours whose background operation may still run.
-    pub(crate) unfinished: Option<Opcode>,
+    /// The path to the component on which a background operation of ours may still run. Each component has its own.
+    pub(crate) unfinished: Option<Vec<Hop>>,
     /// No command is sent before this time.
     free_at: Duration,
     /// No command is sent after this time.

@@ -120,8 +120,12 @@ impl Client {
         ended: Result<(), Failure>,
         is_done: impl Fn(&Vppb) -> bool,
     ) -> Result<(), Failure> {
+        // The operation that failed may be another manager's, which came after ours.
+        let is_certain = |failure: &Failure| {
+            failure.effect == Effect::NotCarriedOut && !matches!(failure.cause, Cause::BackgroundFailed(_))
+        };
         let (failed, settled) = match ended {
-            Err(failure) if failure.effect == Effect::NotCarriedOut || failure.is_fatal() => return Err(failure),
+            Err(failure) if is_certain(&failure) || failure.is_fatal() => return Err(failure),
             Err(failure) => (Some(failure), self.settled(opcode)),
             Ok(()) => (None, Ok(())),
         };
@@ -132,7 +136,7 @@ impl Client {
                 let vppb = switch.vppbs.get(usize::from(vppb_id)).copied();
                 return if vppb.is_some_and(|vppb| is_done(&vppb)) { Ok(()) } else { Err(failed) };
             }
-            (Err(_), Some(failed)) => return Err(failed),
+            (Err(_), Some(failed)) => return Err(Failure { effect: Effect::Unknown, ..failed }),
             (Err(failure), None) => return Err(Failure { opcode, effect: Effect::Unknown, ..failure }),
         };
         match vppb {
@@ -149,7 +153,7 @@ impl Client {
 
     /// Waits until no background operation runs, after a command whose answer was lost and which may have started one.
     fn settled(&mut self, opcode: Opcode) -> Result<(), Failure> {
-        self.unfinished = Some(opcode);
+        self.unfinished = Some(Vec::new());
         self.finish_unfinished(&[], opcode)
     }
 
@@ -162,21 +166,35 @@ impl Client {
     /// log is empty.
     pub fn events(&mut self, path: &[Hop], log: EventLog, clear: bool) -> Result<LogContents, Failure> {
         let mut contents = LogContents::default();
+        self.read_events(path, log, clear, &mut contents).map(|()| contents)
+    }
+
+    /// Works like [`Client::events`]. After a failure, `contents` has what was read before: records that were cleared
+    /// are nowhere else.
+    pub fn read_events(
+        &mut self,
+        path: &[Hop],
+        log: EventLog,
+        clear: bool,
+        contents: &mut LogContents,
+    ) -> Result<(), Failure> {
         for _ in 0..self.limits.pieces {
             let mut piece = self.call(path, &GetEventRecords { log })?;
+            let is_cut = piece.records.len() > RECORDS_MAX;
             piece.records.truncate(RECORDS_MAX);
             if piece.has_overflowed() {
                 // A peer that does not count them has lost at least one.
                 contents.lost = contents.lost.max(piece.overflow_count).max(1);
             }
-            let (is_last, handles) = (!piece.has_more(), piece.records.iter().map(|it| it.handle).collect::<Vec<_>>());
+            let is_last = !piece.has_more() && !is_cut;
+            let handles: Vec<u16> = piece.records.iter().map(|it| it.handle).collect();
             contents.records.extend(piece.records);
             if clear && !handles.is_empty() {
                 self.run(path, &ClearEventRecords { log, flags: 0, handles })?;
             }
             // Without clearing, the same records would be read again.
             if is_last || !clear {
-                return Ok(contents);
+                return Ok(());
             }
         }
         Err(self.inconsistent(GetEventRecords::OPCODE, "the log does not become empty".into()))

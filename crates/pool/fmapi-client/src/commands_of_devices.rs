@@ -30,13 +30,18 @@ impl Client {
     pub fn ld_allocations(&mut self, path: &[Hop]) -> Result<LdAllocations, Failure> {
         let count_max = self.entries(ALLOCATION_BYTES).min(u8::MAX.into()) as u8;
         let mut whole = self.call(path, &GetLdAllocations { first_ld_id: 0, count_max })?;
+        if whole.first_ld_id != 0 {
+            let what = format!("logical devices from {}, not from 0", whole.first_ld_id);
+            return Err(self.inconsistent(GetLdAllocations::OPCODE, what));
+        }
         for _ in 0..self.limits.pieces {
             let first_ld_id = whole.allocations.len() as u8;
             if usize::from(whole.ld_count) <= whole.allocations.len() {
                 return Ok(whole);
             }
             let piece = self.call(path, &GetLdAllocations { first_ld_id, count_max })?;
-            if piece.first_ld_id != first_ld_id || piece.allocations.is_empty() {
+            let is_next = (piece.first_ld_id, piece.granularity) == (first_ld_id, whole.granularity);
+            if !is_next || piece.allocations.is_empty() {
                 break;
             }
             whole.allocations.extend(piece.allocations);
@@ -111,8 +116,10 @@ impl Client {
                         whole
                     }
                 };
-                if whole.extents.len() >= whole.total as usize {
-                    let wrong = extents::wrong(&whole.extents);
+                let (read, total) = (whole.extents.len(), whole.total as usize);
+                if read >= total {
+                    let too_many = (read > total).then(|| format!("{read} extents of {total}"));
+                    let wrong = too_many.or_else(|| extents::wrong(&whole.extents));
                     return match wrong {
                         Some(what) => Err(self.inconsistent(GetDcExtentLists::OPCODE, what)),
                         None => Ok(whole.clone()),

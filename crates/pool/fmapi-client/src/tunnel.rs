@@ -3,7 +3,10 @@
 
 //! Commands to the devices behind a switch, each in a tunnel (5300h), or in a tunnel within a tunnel.
 
-use aquifer_fmapi::{Category, Message, Opcode, Payload, Reader, ReturnCode, Tunnel, TunnelTarget, Tunnelled, Writer};
+use aquifer_fmapi::{
+    Category, Message, Opcode, Payload, Reader, ReturnCode, TUNNELLED_BYTES_MAX, Tunnel, TunnelTarget, Tunnelled,
+    Writer,
+};
 
 use crate::client::Client;
 use crate::failure::{Cause, Effect, Failure};
@@ -36,8 +39,9 @@ impl Client {
                 Hop::Port(id) | Hop::Ld(id) => (*id, TunnelTarget::PortOrLd),
                 Hop::LdPool => (0, TunnelTarget::LdPool),
             };
-            if inner.len() > self.message_bytes_max {
-                let cause = Cause::TooLong { bytes: inner.len(), bytes_max: self.message_bytes_max };
+            let bytes_max = self.message_bytes_max.min(TUNNELLED_BYTES_MAX);
+            if inner.len() > bytes_max {
+                let cause = Cause::TooLong { bytes: inner.len(), bytes_max };
                 return Err(self.failure(opcode, cause, Effect::NotCarriedOut));
             }
             let mut out = Writer::new(self.dialect);

@@ -149,6 +149,17 @@ fn an_answer_about_something_else_is_refused() {
     let (mut client, _) = answering(|_| bytes(&DcExtentLists { host_id: 3, ..DcExtentLists::default() }));
     let failure = client.dc_extents(&[], 1).unwrap_err();
     assert!(is_refused(&failure) && failure.to_string().contains("extents of host 3 from 0"), "{failure}");
+    let extent = Extent { length: 16, ..Extent::default() };
+    let (mut client, _) =
+        answering(move |_| bytes(&DcExtentLists { extents: vec![extent], ..DcExtentLists::default() }));
+    let failure = client.dc_extents(&[], 0).unwrap_err();
+    assert!(is_refused(&failure) && failure.to_string().contains("1 extents of 0"), "{failure}");
+    // What another logical device has.
+    let allocations = vec![LdAllocation { range_1: 4, range_2: 0 }];
+    let other = LdAllocations { ld_count: 1, first_ld_id: 3, allocations, ..LdAllocations::default() };
+    let (mut client, _) = answering(move |_| bytes(&other));
+    let failure = client.ld_allocations(&[]).unwrap_err();
+    assert!(is_refused(&failure) && failure.to_string().contains("logical devices from 3, not from 0"), "{failure}");
 }
 
 /// What a host has is the sum of its extents: one that is counted twice would make a part of an offer look like all.

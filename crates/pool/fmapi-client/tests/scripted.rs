@@ -60,6 +60,119 @@ fn another_managers_background_operation_is_not_taken_for_ours() {
     assert!(failure.to_string().contains("one manager at a time"), "{failure}");
 }
 
+/// Answers a bind, says that the last one failed, and reports this status of the vPPB.
+fn failed_bind(status: BindingStatus) -> Client {
+    client(false, move |asked| {
+        let background = BackgroundStatus {
+            percent: 100,
+            opcode: Opcode::BIND_VPPB.0,
+            return_code: ReturnCode::ABORTED.0,
+            ..Default::default()
+        };
+        let vppb = Vppb { status, port_id: 3, ld_id: Vppb::NO_LD };
+        let switch = VirtualSwitch { vppbs_total: 1, vppbs: vec![vppb], ..Default::default() };
+        match asked.header.opcode {
+            Opcode::BIND_VPPB => vec![answer(asked, ReturnCode::BACKGROUND_STARTED, None)],
+            Opcode::BACKGROUND_STATUS => {
+                let response = Response::GetBackgroundStatus(background);
+                vec![answer(asked, ReturnCode::SUCCESS, Some(&response))]
+            }
+            Opcode::GET_VIRTUAL_SWITCH_INFO if status == BindingStatus::InProgress => Vec::new(),
+            _ => {
+                let response = Response::GetVirtualSwitches(VirtualSwitches { switches: vec![switch] });
+                vec![answer(asked, ReturnCode::SUCCESS, Some(&response))]
+            }
+        }
+    })
+}
+
+/// Two managers bind one after the other. The second one's bind fails before the first one asks how its own has ended:
+/// the first one was told that nothing had changed, and its device was bound.
+#[test]
+fn a_bind_is_judged_by_the_state_even_if_the_last_one_failed() {
+    let bind = BindVppb { port_id: 3, ld_id: BindVppb::NO_LD, ..Default::default() };
+    failed_bind(BindingStatus::Port).bind(&bind).expect("the vPPB is bound");
+    let failure = failed_bind(BindingStatus::Unbound).bind(&bind).unwrap_err();
+    assert!(matches!(failure.cause, Cause::BackgroundFailed(ReturnCode::ABORTED)), "{failure}");
+    assert_eq!(failure.effect, Effect::NotCarriedOut);
+    let failure = failed_bind(BindingStatus::InProgress).bind(&bind).unwrap_err();
+    assert_eq!(failure.effect, Effect::Unknown, "the state cannot be read: {failure}");
+}
+
+/// A bind of the switch that did not end kept the client from ever dividing a device again: it asked the device, which
+/// has no background operations, how that one was going.
+#[test]
+fn an_operation_of_the_switch_does_not_stop_commands_to_a_device() {
+    let mut client = client(false, |asked| {
+        let running = BackgroundStatus { is_running: true, opcode: Opcode::BIND_VPPB.0, ..Default::default() };
+        match Request::decode(asked.header.opcode, &asked.payload, &Dialect::STANDARD).unwrap() {
+            Request::BindVppb(_) => vec![answer(asked, ReturnCode::BACKGROUND_STARTED, None)],
+            Request::GetBackgroundStatus(_) => {
+                vec![answer(asked, ReturnCode::SUCCESS, Some(&Response::GetBackgroundStatus(running)))]
+            }
+            Request::Tunnel(tunnel) => {
+                let inner = Message::decode(&tunnel.message, &Dialect::STANDARD).unwrap();
+                let inner = match Request::decode(inner.header.opcode, &inner.payload, &Dialect::STANDARD).unwrap() {
+                    Request::SetLdAllocations(set) => {
+                        let SetLdAllocations { first_ld_id, allocations } = set;
+                        let new = Response::SetLdAllocations(NewLdAllocations { first_ld_id, allocations });
+                        answer(&inner, ReturnCode::SUCCESS, Some(&new))
+                    }
+                    _ => answer(&inner, ReturnCode::UNSUPPORTED, None),
+                };
+                let tunnelled = Response::Tunnel(Tunnelled { message: inner.encode(&Dialect::STANDARD) });
+                vec![answer(asked, ReturnCode::SUCCESS, Some(&tunnelled))]
+            }
+            _ => vec![answer(asked, ReturnCode::ABORT_NOT_SUPPORTED, None)],
+        }
+    });
+    let failure = client.bind(&BindVppb::default()).unwrap_err();
+    assert!(matches!(failure.cause, Cause::BackgroundUnfinished { .. }), "{failure}");
+    let set = SetLdAllocations { first_ld_id: 0, allocations: vec![LdAllocation { range_1: 1, range_2: 0 }] };
+    client.set_ld_allocations(&[Hop::Port(1)], &set).unwrap();
+    let failure = client.bind(&BindVppb::default()).unwrap_err();
+    assert_eq!(failure.effect, Effect::NotCarriedOut, "it waits for the one before: {failure}");
+}
+
+/// A peer whose messages may be longer than what a tunnel can carry, as a mailbox of 1 MiB.
+struct Large;
+
+impl Transport for Large {
+    fn name(&self) -> String {
+        "large".into()
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        1 << 20
+    }
+
+    fn message_type(&self, _: Opcode) -> Option<MessageType> {
+        None
+    }
+
+    fn send(&mut self, _: &[u8], _: &'static Dialect, _: std::time::Duration) -> Result<(), TransportFailure> {
+        panic!("it is too long to be sent")
+    }
+
+    fn receive(&mut self, _: &'static Dialect, _: std::time::Duration) -> Result<Vec<u8>, TransportFailure> {
+        Err(TransportFailure::TimedOut)
+    }
+}
+
+/// The size of a tunnelled message has 16 bits. A longer one ended the program.
+#[test]
+fn what_no_tunnel_carries_is_refused_before_it_is_sent() {
+    let mut client = Client::new(Box::new(Large), SystemClock::shared(), Limits::default());
+    let add = InitiateDcAdd {
+        policy: add_policy::PRESCRIPTIVE,
+        extents: vec![Extent::default(); 2000],
+        ..Default::default()
+    };
+    let failure = client.initiate_dc_add(&[Hop::Port(1)], &add).unwrap_err();
+    assert!(matches!(failure.cause, Cause::TooLong { bytes_max: 65_534, .. }), "{failure}");
+    assert_eq!(failure.effect, Effect::NotCarriedOut);
+}
+
 #[test]
 fn a_progress_beyond_the_end_is_refused() {
     let failure = status_of(Opcode::BIND_VPPB, 101).bind(&BindVppb::default()).unwrap_err();

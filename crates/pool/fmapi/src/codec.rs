@@ -193,9 +193,19 @@ macro_rules! payload {
     };
 }
 
-/// Defines a field of one byte whose values have names. A value without a name is kept.
+/// Defines a field of one byte whose values have names. A value without a name is kept. `mask` says which bits of its
+/// byte the field has; the others are reserved, and ignored.
 macro_rules! field_enum {
     ($(#[$doc:meta])* pub enum $name:ident {
+        $($(#[$value_doc:meta])* $value:ident = $number:literal,)*
+    }) => {
+        $crate::codec::field_enum! {
+            $(#[$doc])* pub enum $name, mask 0xff {
+                $($(#[$value_doc])* $value = $number,)*
+            }
+        }
+    };
+    ($(#[$doc:meta])* pub enum $name:ident, mask $mask:literal {
         $($(#[$value_doc:meta])* $value:ident = $number:literal,)*
     }) => {
         $(#[$doc])*
@@ -236,7 +246,8 @@ macro_rules! field_enum {
             }
 
             fn read(input: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::failure::DecodeFailure> {
-                Ok(Self::of_bits(input.read()?))
+                let byte: u8 = input.read()?;
+                Ok(Self::of_bits(byte & $mask))
             }
         }
     };

@@ -28,8 +28,9 @@ const TAG: u8 = 7;
 const OWNER: u8 = 1 << 3;
 const END: u8 = 1 << 6;
 const START: u8 = 1 << 7;
-/// The number of tags. One message for each tag may be under way.
-const TAGS: usize = 8;
+/// The number of tags, each with and without the owner bit: a request and an answer with the same number are two
+/// messages (DSP0236, section 8.1). One message for each may be under way.
+const TAGS: usize = 16;
 
 /// The MCTP type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,6 @@ pub struct Received {
 
 #[derive(Clone, Debug, Default)]
 struct Partial {
-    is_owner: bool,
     sequence: u8,
     bytes: Vec<u8>,
 }
@@ -106,10 +106,10 @@ impl Assembler {
         if version & 0xf != VERSION {
             return None;
         }
-        let kept = self.partial[usize::from(tag)].take();
-        let mut partial = match kept {
-            _ if flags & START != 0 => Partial { is_owner, sequence, bytes: Vec::new() },
-            Some(partial) if partial.is_owner == is_owner && partial.sequence == sequence => partial,
+        let place = &mut self.partial[usize::from(flags & (TAG | OWNER))];
+        let mut partial = match place.take() {
+            _ if flags & START != 0 => Partial { sequence, bytes: Vec::new() },
+            Some(partial) if partial.sequence == sequence => partial,
             _ => return None,
         };
         if partial.bytes.len() + body.len() > MESSAGE_BYTES_MAX {
@@ -118,7 +118,7 @@ impl Assembler {
         partial.bytes.extend_from_slice(body);
         partial.sequence = (sequence + 1) & 3;
         if flags & END == 0 {
-            self.partial[usize::from(tag)] = Some(partial);
+            *place = Some(partial);
             return None;
         }
         let kind = MessageType::of_bits(partial.bytes.remove(0))?;
@@ -178,6 +178,20 @@ mod tests {
         }
     }
 
+    /// The owner bit belongs to the tag (DSP0236, section 8.1): a notification of the peer's may come between the
+    /// packets of an answer.
+    #[test]
+    fn a_request_and_an_answer_with_the_same_tag_are_two_messages() {
+        let mut assembler = Assembler::new(&Dialect::STANDARD);
+        let answer = Received { is_owner: false, ..message(300, &Dialect::STANDARD) };
+        let notification = message(100, &Dialect::STANDARD);
+        let (long, short) = (each(&packets(&answer, &mut 2)), each(&packets(&notification, &mut 0)));
+        assert_eq!((long.len(), short.len()), (5, 2));
+        let order = [long[0], short[0], long[1], long[2], short[1], long[3], long[4]];
+        let taken: Vec<Received> = order.iter().filter_map(|packet| assembler.take(packet)).collect();
+        assert_eq!(taken, [notification, answer]);
+    }
+
     #[test]
     fn packets_out_of_order_too_long_or_of_another_kind_are_dropped() {
         let mut assembler = Assembler::new(&Dialect::STANDARD);
@@ -198,7 +212,7 @@ mod tests {
         for sequence in 1..1000u16 {
             packet[3] = OWNER | 5 | (sequence as u8 & 3) << 4;
             assert_eq!(assembler.take(&packet), None);
-            let kept = assembler.partial[5].as_ref().map_or(0, |partial| partial.bytes.len());
+            let kept = assembler.partial[usize::from(OWNER | 5)].as_ref().map_or(0, |partial| partial.bytes.len());
             assert!(kept <= MESSAGE_BYTES_MAX);
         }
     }

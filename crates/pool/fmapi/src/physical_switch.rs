@@ -70,7 +70,7 @@ impl Payload for GetPortStates {
 
 field_enum! {
     /// What a port is configured as; four bits of its byte.
-    pub enum PortState {
+    pub enum PortState, mask 0xf {
         /// The port is disabled.
         Disabled = 0,
         /// A bind is under way.
@@ -89,7 +89,7 @@ field_enum! {
 }
 field_enum! {
     /// How the connected device speaks CXL; four bits of its byte.
-    pub enum DeviceMode {
+    pub enum DeviceMode, mask 0xf {
         /// The device does not speak CXL, or nothing is connected.
         NotCxl = 0,
         /// A restricted CXL device, CXL 1.1.

@@ -16,8 +16,8 @@ const MESSAGE_TYPE_CCI: u8 = 0x08;
 pub const LD_MEMORY_BYTES_MAX: usize = 4096;
 
 field_enum! {
-    /// What a tunnel leads to.
-    pub enum TunnelTarget {
+    /// What a tunnel leads to; four bits of its byte.
+    pub enum TunnelTarget, mask 0xf {
         /// A port of a switch, or a logical device of the peer.
         PortOrLd = 0,
         /// The pool of logical devices of a multi-headed device.

@@ -153,7 +153,7 @@ impl BindVppb {
 
 field_enum! {
     /// How a device leaves; four bits of its byte.
-    pub enum UnbindOption {
+    pub enum UnbindOption, mask 0xf {
         /// Wait until the port's link is down.
         WaitForLinkDown = 0,
         /// Managed hot removal: the host is asked first.

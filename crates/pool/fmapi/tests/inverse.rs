@@ -114,3 +114,17 @@ fn a_read_may_come_with_data_that_means_nothing() {
     assert_eq!(decode(&[&asked[..], &[9; 4]].concat()), read);
     assert!(decode(&[&asked[..], &[9; 3]].concat()).is_err() && decode(&[&asked[..], &[9; 5]].concat()).is_err());
 }
+
+/// A peer of a later revision may use them, and a peer of this one may leave anything in them.
+#[test]
+fn reserved_bits_beside_a_field_of_four_bits_are_ignored() {
+    use aquifer_fmapi::{DeviceMode, PortState, PortStatus, Tunnel, TunnelTarget, UnbindOption, UnbindVppb};
+    let mut bytes = [0; 16];
+    (bytes[1], bytes[2]) = (0xf3, 0x92);
+    let port: PortStatus = Reader::new(&bytes, &Dialect::STANDARD).read().unwrap();
+    assert_eq!((port.state, port.device_mode), (PortState::Downstream, DeviceMode::Flit68));
+    let unbind: UnbindVppb = Reader::new(&[0, 1, 0xf1], &Dialect::STANDARD).read().unwrap();
+    assert_eq!(unbind.option, UnbindOption::ManagedRemoval);
+    let tunnel: Tunnel = Reader::new(&[3, 0xf1, 0, 0], &Dialect::STANDARD).read().unwrap();
+    assert_eq!(tunnel.target, TunnelTarget::LdPool);
+}

@@ -50,7 +50,7 @@ struct Report<'a> {
 
 /// Reads, and prints.
 pub fn list(args: &ListArgs, tree: &dyn Tree) -> Result<(), Failure> {
-    let listing = Listing::read(tree);
+    let listing = Listing::read(tree).map_err(super::failure)?;
     let findings = check(&listing, &args.bound);
     let text = if args.json {
         let report = Report { listing: &listing, findings: &findings };
@@ -144,7 +144,7 @@ mod tests {
             .with("/sys/bus/cxl/devices/decoder0.0/start", "0x190000000")
             .with("/sys/bus/cxl/devices/decoder0.0/size", "0x100000000")
             .with("/sys/bus/dax/devices/dax1.0/size", "4194304");
-        let listing = Listing::read(&tree);
+        let listing = Listing::read(&tree).unwrap();
         let page = page(&listing, &check(&listing, &[]), 100);
         for line in [
             "mem0    0x1000  256MiB    256MiB  0B",

@@ -6,7 +6,7 @@
 use std::process;
 
 use aquifer_nodes::placement::{Placement, Request, plan};
-use aquifer_nodes::tiering::{Balancing, State, Wanted, WeightsWanted, changes};
+use aquifer_nodes::tiering::{Balancing, Damon, KDAMONDS, State, Wanted, WeightsWanted, changes, stop_writes};
 use aquifer_nodes::{Nodes, Tree, Write, write_all};
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
@@ -76,12 +76,27 @@ pub fn apply(args: &ApplyArgs, tree: &dyn Tree) -> Result<process::ExitCode, Fai
     let writes = changes(tree, &state, &wanted).map_err(|error| failure(error.to_string()))?;
     let outcome = if args.dry_run { Ok(()) } else { write_all(tree, &writes) };
     let done = outcome.as_ref().map_or_else(|failure| failure.done, |()| writes.len());
-    output::print(&lines(&writes[..done], args))?;
+    let mut written = writes[..done].to_vec();
+    if outcome.is_err() {
+        written.extend(give_back_damon(tree, &writes[..done]));
+    }
+    output::print(&lines(&written, args))?;
     if writes.is_empty() && !args.json {
         say(&"nothing differs, so nothing is written");
     }
     outcome.map_err(|error| failure(error.to_string()))?;
     Ok(ExitCode::Success.into())
+}
+
+/// Ends the threads of DAMON that were made before a write failed: a kernel before 6.11 does not know their action.
+/// Otherwise nobody could use DAMON, and the next attempt would take them for another program's.
+fn give_back_damon(tree: &dyn Tree, done: &[Write]) -> Vec<Write> {
+    let is_damon = |write: &Write| write.path.starts_with(KDAMONDS);
+    let made = if done.iter().any(is_damon) { Damon::read(tree) } else { None };
+    let mut undone = made.as_ref().map(stop_writes).unwrap_or_default();
+    let done = write_all(tree, &undone).map_or_else(|failure| failure.done, |()| undone.len());
+    undone.truncate(done);
+    undone
 }
 
 fn wanted(args: &ApplyArgs, state: &State, tree: &dyn Tree) -> Result<Wanted, Failure> {
@@ -170,6 +185,29 @@ mod tests {
             let failure = apply(&NOTHING, &tree).unwrap_err();
             assert_eq!((failure.code, tree.written().len()), (ExitCode::Failure, failing));
         }
+    }
+
+    /// A kernel that does not know the action kept the threads that were made for it: DAMON was in use by nobody, and
+    /// the next attempt blamed another program.
+    #[test]
+    fn damon_is_given_back_where_it_cannot_be_set_up() {
+        let start = Damon { kdamonds: Vec::new() };
+        let with_blocks = || {
+            tree()
+                .with("/sys/devices/system/memory/block_size_bytes", "8000000")
+                .with("/sys/devices/system/node/node0/memory0/state", "online")
+                .with(&format!("{KDAMONDS}/nr_kdamonds"), "0")
+        };
+        let state = State::read(&with_blocks()).unwrap();
+        let wanted = Wanted { damon: Some(true), ..Wanted::default() };
+        assert_eq!(state.damon, Some(start));
+        let writes = changes(&with_blocks(), &state, &wanted).unwrap();
+        let files = writes.iter().filter(|write| write.path != format!("{KDAMONDS}/nr_kdamonds"));
+        let known = files.filter(|write| !write.path.ends_with("/action"));
+        let tree = known.fold(with_blocks(), |tree, write| tree.with(&write.path, ""));
+        let failure = apply(&ApplyArgs { damon: Some(true), ..NOTHING }, &tree).unwrap_err();
+        assert!(failure.to_string().contains("schemes/0/action cannot be set"), "{failure}");
+        assert_eq!(tree.text(&format!("{KDAMONDS}/nr_kdamonds")).unwrap(), "0");
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Bench {
     }
 
     fn check(&self) {
-        let listing = Listing::read(&self.kernel);
+        let listing = Listing::read(&self.kernel).unwrap();
         for member in self.report().left.get(&VOLUME).into_iter().flatten() {
             let memdev = listing.memdev(&format!("{:#x}", 0x1000 + member.0));
             let taken =
@@ -143,7 +143,7 @@ fn a_bind_becomes_memory_and_an_unbind_waits_until_it_is_gone() {
     assert_eq!(bench.state(0x1000), Some(MemberState::Copying { left: Bytes(CAPACITY_BYTES) }));
     bench.turns();
     assert_eq!([0x1000, 0x1001].map(|serial| bench.state(serial)), [Some(MemberState::InSync); 2]);
-    assert_eq!(Listing::read(&bench.kernel).regions.len(), 2);
+    assert_eq!(Listing::read(&bench.kernel).unwrap().regions.len(), 2);
     assert_eq!(bench.lines.len(), 2, "what is done is said once: {:?}", bench.lines);
     bench.leave(0x1001, Why::Shrunk);
     assert!(!bench.has_left(0x1001), "its memory is still here");
@@ -217,7 +217,7 @@ fn a_block_that_cannot_be_emptied_is_reported_until_it_can() {
     let mut bench = Bench::new(KernelModel::new(1), settings());
     bench.present(&[0x1001]);
     bench.turns();
-    let device = Listing::read(&bench.kernel).regions[0].devices[0].clone();
+    let device = Listing::read(&bench.kernel).unwrap().regions[0].devices[0].clone();
     let block = aquifer_cxl_host::blocks(&bench.kernel, &device).unwrap().online[1];
     bench.kernel.hold(&[block]);
     bench.withdraw(&[0x1001]);
@@ -250,7 +250,7 @@ fn a_device_may_come_late_and_flap() {
     }
     bench.leave(0x1001, Why::Lost);
     bench.turns();
-    assert!(bench.has_left(0x1001) && Listing::read(&bench.kernel).regions.is_empty());
+    assert!(bench.has_left(0x1001) && Listing::read(&bench.kernel).unwrap().regions.is_empty());
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_device_that_takes_the_place_of_another_is_online_first() {
     bench.leave(0x1001, Why::Replaced);
     bench.turns();
     assert!(bench.has_left(0x1001) && !bench.has_left(0x1002));
-    assert_eq!(Listing::read(&bench.kernel).regions.len(), 1);
+    assert_eq!(Listing::read(&bench.kernel).unwrap().regions.len(), 1);
 }
 
 /// Two logical devices of one device with one size: the host cannot tell which is which, so the second one waits until
@@ -344,5 +344,5 @@ fn what_cannot_become_memory_is_refused_or_reported() {
     bench.turns();
     assert!(bench.trouble(0x1001).contains("1073741824 were bound"), "{}", bench.trouble(0x1001));
     assert!(bench.trouble(0x1002).contains("[cxl.serials]"), "{}", bench.trouble(0x1002));
-    assert!(Listing::read(&bench.kernel).regions.is_empty());
+    assert!(Listing::read(&bench.kernel).unwrap().regions.is_empty());
 }

@@ -165,8 +165,12 @@ impl Model {
 
     fn end(&mut self, code: ReturnCode) -> Option<Ended> {
         let Running { vppb, target, is_bind, .. } = self.running.take()?;
-        let is_gone = is_bind && target.ld_id.is_some() && !self.present[target.device()];
-        let code = if code == ReturnCode::SUCCESS && is_gone { ReturnCode::INTERNAL_ERROR } else { code };
+        let is_gone = target.ld_id.is_some() && !self.present[target.device()];
+        let code = match (is_gone, is_bind) {
+            (true, true) if code == ReturnCode::SUCCESS => ReturnCode::INTERNAL_ERROR,
+            (true, false) => ReturnCode::SUCCESS,
+            _ => code,
+        };
         let is_good = code == ReturnCode::SUCCESS;
         self.last = Some(code);
         self.states[vppb] = if is_bind == is_good { State::Bound(target) } else { State::Unbound };

@@ -8,7 +8,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -38,11 +38,16 @@ pub struct Running {
 
 impl Running {
     pub fn new(name: &str, arguments: &[&str]) -> Self {
+        Self::with_errors(name, arguments, |directory| std::fs::File::create(directory.join("stderr")).unwrap())
+    }
+
+    /// Like the function above, with another standard error.
+    pub fn with_errors(name: &str, arguments: &[&str], errors: impl FnOnce(&Path) -> std::fs::File) -> Self {
         let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
         let mut command = program(&["--listen", "127.0.0.1:0", "--socket", "s", "--control", "c"]);
-        let errors = std::fs::File::create(directory.join("stderr")).unwrap();
+        let errors = errors(&directory);
         command.args(arguments).current_dir(&directory).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
