@@ -241,7 +241,7 @@ mod tests {
         let key = || fs::read_to_string(of("ca-key.pem")).expect("there is one");
         let before = key();
         fs::remove_file(of("ca.pem")).expect("ours");
-        let refused = open().expect_err("it may not be made anew");
+        let refused = open().expect_err("it may not be made again");
         assert!(refused.contains("ca.pem is missing") && refused.contains("; restore it"), "{refused}");
         assert_eq!(key(), before);
         fs::copy(of("trusted.pem"), of("ca.pem")).expect("ours");
@@ -249,7 +249,7 @@ mod tests {
         // A crash before the certificate was written.
         fs::remove_file(of("ca.pem")).expect("ours");
         fs::remove_file(of("trusted.pem")).expect("ours");
-        open().expect("made anew");
+        open().expect("made again");
         assert_ne!(key(), before);
         fs::remove_dir_all(&directory).expect("ours");
     }

