@@ -5,8 +5,8 @@
 //!
 //! A round is stored as one transaction. If the store takes none of that size, the round is stored without its repair,
 //! or else without its orders. A refusal for any other reason concerns every transaction, so that the whole round is
-//! given up. Nothing is lost by that: the next round drops and repairs the same volumes again, and the sender of an order
-//! gets an error with the remedy.
+//! given up. Nothing is lost by that: the next round drops and repairs the same volumes again, and the sender of an
+//! order gets an error with the remedy.
 
 use aquifer_fabric::{Desired, Millis, VolumeId};
 
