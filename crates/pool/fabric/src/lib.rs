@@ -83,7 +83,7 @@ pub use plan::{Change, NotApplied, apply, diff};
 pub use presented::Presented;
 pub use reconcile::{Backlog, End, MemberLease, Reason, Round, Step, Stray, Waiting, reconcile};
 pub use repair::Unrepaired;
-pub use settle::settle;
+pub use settle::{settle, settle_some};
 pub use shared_map::SharedMap;
 pub use topology::*;
 pub use volume::*;

@@ -7,6 +7,8 @@
 //! A drained member leaves only after it was copied. A silent one is replaced only if the other members of its span
 //! have all its bytes: otherwise the bytes may come back with the donor, and it is best to wait.
 
+use std::collections::BTreeSet;
+
 use crate::desired::{Desired, Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
 use crate::observed::{Availability, HostReport, MemberState, Observed, VolumeReport};
@@ -42,17 +44,18 @@ impl Edit<'_> {
     /// Replaces what must be replaced. `timeout_ms` is how long a source may be silent.
     pub fn repair(&mut self, observed: &Observed, now: Millis, timeout_ms: u64) -> Vec<Unrepaired> {
         let all: Vec<VolumeId> = self.desired.volumes.keys().copied().collect();
-        self.repair_these(all, observed, now, timeout_ms)
+        self.repair_these(all, observed, now, timeout_ms, usize::MAX)
     }
 
     /// Replaces what must be replaced in these volumes: those that [`Backlog::ailing`](crate::Backlog::ailing) lists,
-    /// with the same outcome as for all.
+    /// with the same outcome as for all. Changes at most `volumes_max` of them; the others are left to the next call.
     pub fn repair_these(
         &mut self,
         volumes: impl IntoIterator<Item = VolumeId>,
         observed: &Observed,
         now: Millis,
         timeout_ms: u64,
+        volumes_max: usize,
     ) -> Vec<Unrepaired> {
         let mut ailing = Vec::new();
         for id in volumes {
@@ -60,10 +63,15 @@ impl Edit<'_> {
                 ailing.extend(members_ailing(self.desired, id, volume, observed, now, timeout_ms));
             }
         }
-        let mut unrepaired = Vec::new();
+        let (mut unrepaired, mut changed) = (Vec::new(), BTreeSet::new());
         for (volume, member, why) in ailing {
-            if let Err(refusal) = self.replace(volume, member, why, observed) {
-                unrepaired.push(Unrepaired { volume, member, refusal });
+            // Only volumes that change count: those that cannot be repaired must not keep the others waiting.
+            if changed.len() >= volumes_max && !changed.contains(&volume) {
+                continue;
+            }
+            match self.replace(volume, member, why, observed) {
+                Ok(_) => drop(changed.insert(volume)),
+                Err(refusal) => unrepaired.push(Unrepaired { volume, member, refusal }),
             }
         }
         unrepaired

@@ -15,16 +15,22 @@ use crate::reconcile::progress::{at_source, has_left};
 
 /// Drops what has ended, and releases expired volumes. Returns whether anything changed, and so must be stored.
 pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
+    settle_some(desired, observed, now, usize::MAX)
+}
+
+/// The same for at most `volumes_max` volumes; the others are left to the next call.
+pub fn settle_some(desired: &mut Desired, observed: &Observed, now: Millis, volumes_max: usize) -> bool {
     let mut changed = forget_the_dead(desired, observed);
-    let expired: Vec<VolumeId> = desired.volumes.expired(now).collect();
+    let expired: Vec<VolumeId> = desired.volumes.expired(now).take(volumes_max).collect();
+    let left = volumes_max - expired.len();
     for id in expired {
         desired.volumes.change(id, Volume::release);
         changed = true;
     }
     let ending: Vec<VolumeId> = desired.volumes.ending().collect();
-    for id in ending {
-        changed |= settle_one(desired, observed, id);
-    }
+    // Only volumes that change count: those that wait for something must not keep the others waiting.
+    let settled = ending.into_iter().filter(|id| settle_one(desired, observed, *id)).take(left).count();
+    changed |= settled > 0;
     if changed {
         desired.version += 1;
     }

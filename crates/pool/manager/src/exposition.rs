@@ -22,7 +22,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("aquifer_fabric_lent_bytes", "gauge", "Memory that is lent, and returned memory that is not wiped yet."),
     ("aquifer_fabric_volumes", "gauge", "Volumes, by state: bound, unbound."),
     ("aquifer_fabric_unsettled_volumes", "gauge", "Volumes that are not yet as desired."),
-    ("aquifer_fabric_unrepaired_members", "gauge", "Members that cannot be replaced."),
+    (
+        "aquifer_fabric_unrepaired_members",
+        "gauge",
+        "Members that cannot be replaced, and volumes whose change cannot be stored.",
+    ),
     ("aquifer_fabric_peers", "gauge", "Donors, hosts and devices, by kind and by whether they answer."),
     ("aquifer_fabric_rounds_seconds", "histogram", "Rounds of the reconciler."),
     ("aquifer_fabric_steps_total", "counter", "Steps that were sent."),

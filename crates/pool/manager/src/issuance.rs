@@ -190,10 +190,22 @@ fn trusted(first: &Authority, second: Option<&Second>) -> String {
 }
 
 /// Returns the certificate of the authority in a directory; creates the authority if there is none. Writes the key
-/// first: a crash can only leave a key that has signed nothing, and the next start replaces it.
+/// first: a crash can only leave a key that has signed nothing, and the next start replaces it. A key that has signed
+/// is never replaced, since every certificate of the pool would be void: `trusted.pem` is written after both.
 fn make_or_read(directory: &Path, ca: &CaConfig) -> Result<String, String> {
     let (certificate, key) = (directory.join("ca.pem"), directory.join("ca-key.pem"));
-    if !certificate.exists() {
+    let is_there = |path: &Path| {
+        path.try_exists().map_err(|error| format!("{}: {error}; make it readable for this user", path.display()))
+    };
+    if !is_there(&certificate)? {
+        let trusted = directory.join("trusted.pem");
+        if is_there(&key)? && is_there(&trusted)? {
+            return Err(format!(
+                "{} is missing, and this authority's key is not; restore it: the first certificate of {} is a copy",
+                certificate.display(),
+                trusted.display()
+            ));
+        }
         let (made, secret) = Authority::make_files(&ca.domain, now()).map_err(|not| not.to_string())?;
         write(&key, &secret)?;
         write(&certificate, &made)?;
@@ -212,4 +224,33 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 /// Returns the validity of the first certificate of a chain, for answers.
 pub(crate) fn validity(chain: &str) -> Option<aquifer_authority::Validity> {
     first_of(chain).and_then(|certificate| facts(&certificate)).map(|facts| facts.validity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The key was replaced by a new one: no certificate of the pool could be renewed or revoked any more.
+    #[test]
+    fn the_key_of_an_authority_that_was_in_use_is_never_replaced() {
+        let directory = std::env::temp_dir().join(format!("aquifer-authority-key-{}", std::process::id()));
+        let text = format!("state = {directory:?}\n[peers]\nkind = \"simulated\"\n[ca]\n");
+        let open = || Issuance::open(&mut Config::parse(&text).expect("enough")).map(drop);
+        open().expect("made");
+        let of = |name: &str| directory.join("ca").join(name);
+        let key = || fs::read_to_string(of("ca-key.pem")).expect("there is one");
+        let before = key();
+        fs::remove_file(of("ca.pem")).expect("ours");
+        let refused = open().expect_err("it may not be made again");
+        assert!(refused.contains("ca.pem is missing") && refused.contains("; restore it"), "{refused}");
+        assert_eq!(key(), before);
+        fs::copy(of("trusted.pem"), of("ca.pem")).expect("ours");
+        open().expect("it is as before");
+        // A crash before the certificate was written.
+        fs::remove_file(of("ca.pem")).expect("ours");
+        fs::remove_file(of("trusted.pem")).expect("ours");
+        open().expect("made again");
+        assert_ne!(key(), before);
+        fs::remove_dir_all(&directory).expect("ours");
+    }
 }

@@ -78,7 +78,7 @@ impl Lead {
         });
         let directory = config.state.directory();
         let shared = &service.shared;
-        let (store, _) = ManagerStore::open(store, crash.clone()).map_err(Stop::from)?;
+        let store = ManagerStore::open(store, crash.clone()).map_err(Stop::from)?;
         let store = store.counted_by(Arc::clone(&shared.meters));
         // Donors and hosts get the list as soon as they have a channel.
         read_list(service, &store)?;
@@ -92,7 +92,8 @@ impl Lead {
         let sessions = Sessions::load(&writer.store, config.sessions.clone()).map_err(Stop::from)?;
         *service.sessions.lock().expect("a panic ends the daemon") = sessions;
         *shared.subscriptions() = Subscriptions::load(&writer.store, config.events.clone()).map_err(Stop::from)?;
-        if first_account::make_first(&service.sessions, &mut writer.store, directory, now()).map_err(lasting)? {
+        let first = first_account::make_first(&service.sessions, &mut writer.store, directory, now());
+        if first.map_err(Stop::from)?.map_err(lasting)? {
             eprintln!(
                 "aquifer-fabricd: account admin was made; its password is in initial-password of the state directory"
             );

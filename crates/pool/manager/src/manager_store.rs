@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aquifer_fabric::{Corrupt, Desired, Millis, Record, Tail, Term, Verifier, Volume, VolumeId};
-use aquifer_state_store::{Expectation, Key, NotCommitted, SCAN_MAX, StateStore, StoreFailure, Transaction};
+use aquifer_state_store::{Expectation, Key, NotCommitted, Refusal, SCAN_MAX, StateStore, StoreFailure, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -87,9 +87,15 @@ impl ManagerStoreFailure {
         }
     }
 
-    /// Returns whether a transaction was refused for its size, so that the store is as before.
-    pub(crate) fn is_too_large(&self) -> bool {
+    /// Returns whether the store has refused a transaction, and is as before: it can still be used.
+    pub(crate) fn is_refused(&self) -> bool {
         matches!(self, Self::NotCommitted(NotCommitted::Refused { .. } | NotCommitted::TooLarge { .. }))
+    }
+
+    /// Returns whether a transaction was refused for its size, so that a smaller one may be stored.
+    pub(crate) fn is_too_large(&self) -> bool {
+        let Self::NotCommitted(not) = self else { return false };
+        matches!(not, NotCommitted::Refused { refusal: Refusal::TooLarge, .. } | NotCommitted::TooLarge { .. })
     }
 }
 
@@ -128,6 +134,10 @@ pub(crate) struct ManagerStore {
     head_version: Option<u64>,
     tail: Tail,
     tail_version: Option<u64>,
+    /// Why the store has refused the last transaction, if not for its size.
+    refusal: Option<(Refusal, String)>,
+    /// Whether it has refused one in this round.
+    is_refusing: bool,
 }
 
 fn key(text: impl Into<String>) -> Key {
@@ -151,11 +161,9 @@ fn volume_key(id: VolumeId) -> Key {
 }
 
 impl ManagerStore {
-    /// Reads the state. An empty store has the empty state.
-    pub(crate) fn open(
-        store: Box<dyn StateStore>,
-        crash: CrashPoint,
-    ) -> Result<(ManagerStore, Desired), ManagerStoreFailure> {
+    /// Reads the term, and nothing else: until this manager has a term of its own, another one may be changing the
+    /// state, which is then not read as a whole.
+    pub(crate) fn open(store: Box<dyn StateStore>, crash: CrashPoint) -> Result<ManagerStore, ManagerStoreFailure> {
         let mut store = ManagerStore {
             store,
             crash,
@@ -166,12 +174,13 @@ impl ManagerStore {
             head_version: None,
             tail: Tail::default(),
             tail_version: None,
+            refusal: None,
+            is_refusing: false,
         };
         if let Some((version, term)) = store.load::<Term>("term")? {
             (store.term_version, store.term) = (Some(version), term);
         }
-        let desired = store.reload()?;
-        Ok((store, desired))
+        Ok(store)
     }
 
     /// Counts transactions there.
@@ -181,12 +190,19 @@ impl ManagerStore {
         self
     }
 
-    /// Reads the state. Once this manager has taken a term, only the state of that term is returned: nobody else
-    /// changes it, and a manager that has been deposed since must not write under its successor's term.
+    /// Reads the state; an empty store has the empty state. Once this manager has taken a term, only the state of that
+    /// term is returned: nobody else changes it, and a manager that has been deposed since must not write under its
+    /// successor's term.
     pub(crate) fn reload(&mut self) -> Result<Desired, ManagerStoreFailure> {
+        let desired = self.read_state();
+        // A successor may have changed the state while it was read; then it may look damaged, and is not.
         if self.has_taken_term && self.successor()?.is_some() {
             return Err(NotCommitted::Conflict { key: key("term") }.into());
         }
+        desired
+    }
+
+    fn read_state(&mut self) -> Result<Desired, ManagerStoreFailure> {
         let tail = self.load::<Tail>("audit/tail")?;
         (self.tail_version, self.tail) = tail.map_or((None, Tail::default()), |(version, tail)| (Some(version), tail));
         let (mut desired, mut head_version) = (Desired::default(), None);
@@ -208,6 +224,18 @@ impl ManagerStore {
         let key = key(name);
         let Some(entry) = self.store.read(&key)? else { return Ok(None) };
         Ok(Some((entry.version, parse(&key, &entry.value)?)))
+    }
+
+    /// Returns why the store has refused the last transaction, if not for its size.
+    pub(crate) fn refusal(&self) -> Option<ManagerStoreFailure> {
+        let (refusal, why) = self.refusal.clone()?;
+        Some(NotCommitted::Refused { refusal, why }.into())
+    }
+
+    /// Lets the store be asked again. After a refusal, everything else in the same round is refused at once: a store
+    /// that is busy takes seconds to refuse, and hundreds of requests may wait.
+    pub(crate) fn begin_round(&mut self) {
+        self.is_refusing = false;
     }
 
     /// Returns the end of the audit log.
@@ -363,10 +391,22 @@ impl ManagerStore {
     }
 
     fn write(&mut self, transaction: &Transaction) -> Result<u64, ManagerStoreFailure> {
+        if self.is_refusing
+            && let Some(failure) = self.refusal()
+        {
+            return Err(failure);
+        }
         self.crash.pass();
         let begun = Instant::now();
         let outcome = self.store.commit(transaction);
         self.meters.count_commit(begun.elapsed(), outcome.is_ok());
+        match &outcome {
+            Ok(_) => self.refusal = None,
+            Err(NotCommitted::Refused { refusal, why }) if *refusal != Refusal::TooLarge => {
+                (self.refusal, self.is_refusing) = (Some((*refusal, why.clone())), true);
+            }
+            Err(_) => {}
+        }
         let version = outcome?;
         self.crash.pass();
         Ok(version)

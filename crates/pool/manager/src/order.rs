@@ -93,6 +93,8 @@ pub(crate) enum NotDone {
     Inconsistent(Corrupt),
     NotApplied(NotApplied),
     Refused(Refusal),
+    /// The store refuses every change, or this one for now; the line says why.
+    NotStored(String),
     /// The volume no longer has the ETag that the order names.
     Stale,
     /// The change is too large for the store; the line says why.
@@ -115,8 +117,7 @@ impl fmt::Display for NotDone {
             Self::NotApplied(not) => not.fmt(f),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
-            Self::TooLarge(line) => f.write_str(line),
-            Self::Switch(line) => f.write_str(line),
+            Self::NotStored(line) | Self::Switch(line) | Self::TooLarge(line) => f.write_str(line),
             Self::Unknown(what) => write!(
                 f,
                 "this manager knows no {what}; 'aquifer fabric donors' and 'aquifer fabric hosts' list the names"

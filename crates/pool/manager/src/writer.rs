@@ -7,14 +7,15 @@
 //! transaction; answer the orders; send the steps of the reconciler. A crash anywhere costs a round: what was stored is
 //! acted on after the restart, what was not stored never happened.
 //!
-//! Next on the path: `writer/hearing.rs`, how reports are read; `fabric/src/reconcile.rs`, which steps to send;
-//! `peers.rs`, how they are sent.
+//! Next on the path: `writer/hearing.rs`, how reports are read; `writer/storing.rs`, how the result is stored;
+//! `fabric/src/reconcile.rs`, which steps to send; `peers.rs`, how they are sent.
 
 mod causes;
 mod hearing;
 mod orders;
 mod posted;
 mod stop;
+mod storing;
 #[cfg(test)]
 mod tests;
 
@@ -24,11 +25,11 @@ use std::time::Instant;
 
 use aquifer_fabric::{
     Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
-    settle,
+    settle_some,
 };
 
 use crate::manager_store::{Entry, ManagerStore};
-use crate::order::{NotDone, Order};
+use crate::order::Order;
 use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::{Tasks, volume_of};
@@ -38,6 +39,7 @@ use causes::{Causes, begin_order, begin_steps, end_order, end_steps};
 use posted::Answer;
 pub(crate) use posted::{Done, Posted, Shared};
 pub(crate) use stop::Stop;
+use storing::{CHANGED_MAX, Draft, Drafts, Said};
 
 /// How soon the next round is useful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,11 @@ pub(crate) struct Writer {
     tasks: Tasks,
     causes: Causes,
     unrepaired: Vec<String>,
+    /// How many volumes a round drops, and how many it repairs: fewer while the store takes no larger transaction.
+    changed_max: usize,
+    /// What the last round gave up because of its size.
+    given_up: Option<String>,
+    said: Said,
     rounds: u64,
     steps: StepCounts,
     silent_ms: u64,
@@ -103,6 +110,9 @@ impl Writer {
             tasks: Tasks::default(),
             causes: Causes::default(),
             unrepaired: Vec::new(),
+            changed_max: CHANGED_MAX,
+            given_up: None,
+            said: Said::default(),
             rounds: 0,
             steps: StepCounts::default(),
             silent_ms,
@@ -116,35 +126,23 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Stores what peers want stored, such as registrations. What is too large is asked for again in the next round.
-    fn store_records(&mut self, now: Millis) -> Result<(), Stop> {
-        let records = self.peers.records();
-        if records.is_empty() {
-            return Ok(());
-        }
-        let entries: Vec<Entry> = records.iter().map(|record| Entry::new("aquifer-fabricd", &record.what)).collect();
-        let values: Vec<_> = records.into_iter().map(|record| (record.key, record.value)).collect();
-        match self.store.keep(&values, &entries, now) {
-            Ok(()) => self.peers.recorded(),
-            Err(failure) if failure.is_too_large() => {
-                self.shared.events.add(now, "NotRecorded", "Warning", format!("registrations: {failure}"));
-            }
-            Err(failure) => return Err(failure.into()),
-        }
-        Ok(())
-    }
-
     /// Runs one round. Answers what was posted, and returns how soon the next round makes sense.
     pub(crate) fn round(&mut self, posted: Vec<Posted>, now: Millis) -> Result<Pace, Stop> {
         let begun = Instant::now();
+        self.store.begin_round();
         let mut orders = Vec::new();
         for one in posted {
             match one {
-                Posted::Errand(errand) => errand(&mut self.store)?,
+                // Who waits for a refused errand was told.
+                Posted::Errand(errand) => match errand(&mut self.store) {
+                    Err(failure) if !failure.is_refused() => return Err(failure.into()),
+                    Ok(()) | Err(_) => {}
+                },
                 Posted::Order(order, answer) => orders.push((order, answer)),
             }
         }
         let outcome = self.round_of(orders, now);
+        self.say_not_stored(now);
         self.shared.meters.count_round(begun.elapsed());
         outcome
     }
@@ -158,27 +156,19 @@ impl Writer {
             self.shared.events.add(now, notice.kind, severity(notice.severity), notice.message);
         }
         let mut desired = self.desired.clone();
-        settle(&mut desired, &self.observed, now);
+        settle_some(&mut desired, &self.observed, now, self.changed_max);
         let mut entries = self.dropped(&desired);
+        let settled = Draft { desired: desired.clone(), entries: entries.clone() };
         let (mut answers, mut operations) = (Vec::new(), Vec::new());
         for (order, answer) in orders {
             operations.push(begin_order(&self.shared.telemetry, &order, self.rounds));
             let outcome = self.carry_out(&topology, &mut desired, &order, &mut entries);
             answers.push((order, answer, outcome));
         }
+        let ordered = Draft { desired: desired.clone(), entries: entries.clone() };
         self.repair(&topology, &mut desired, &mut entries, now);
-        if desired != self.desired || !entries.is_empty() {
-            match self.store.change(&self.desired, &desired, &entries, now) {
-                Ok(()) => self.desired = desired,
-                Err(failure) if failure.is_too_large() => {
-                    // The store is as before, and so is the desired state: the orders of this round are refused.
-                    entries.clear();
-                    let line = failure.to_string();
-                    answers.iter_mut().for_each(|(_, _, outcome)| *outcome = Err(NotDone::TooLarge(line.clone())));
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
+        let drafts = Drafts { settled, ordered, repaired: Draft { desired, entries } };
+        let entries = self.store_round(drafts, &mut answers, now)?;
         for entry in entries {
             self.shared.events.add(now, "Changed", "OK", format!("{}: {}", entry.who, entry.what));
         }
@@ -206,7 +196,8 @@ impl Writer {
         let capacity = self.capacity.follow(topology, desired, &self.observed);
         let version = desired.version;
         let mut edit = Edit { topology, desired, capacity };
-        let unrepaired = edit.repair_these(self.backlog.ailing(), &self.observed, now, self.silent_ms);
+        let ailing = self.backlog.ailing();
+        let unrepaired = edit.repair_these(ailing, &self.observed, now, self.silent_ms, self.changed_max);
         if desired.version != version {
             entries.push(Entry::new("aquifer-fabricd", "replace members that are drained, lost or silent"));
         }

@@ -58,8 +58,11 @@ pub struct EtcdStore {
     is_latched: bool,
 }
 
-fn not_answered(no: &NoAnswer) -> StoreFailure {
-    StoreFailure::Etcd { what: no.to_string() }
+fn not_answered(no: NoAnswer) -> StoreFailure {
+    match no {
+        NoAnswer::Lost(what) => StoreFailure::Etcd { what },
+        NoAnswer::Refused { refusal, message, .. } => StoreFailure::Refused { refusal, why: message },
+    }
 }
 
 fn odd() -> StoreFailure {
@@ -86,7 +89,7 @@ impl EtcdStore {
                         { "request_range": read(&format) }, { "request_range": read(&commit) }],
             "failure": [{ "request_range": read(&format) }, { "request_range": read(&commit) }],
         });
-        let answer = gateway.call("/v3/kv/txn", &transaction).map_err(|no| not_answered(&no))?;
+        let answer = gateway.call("/v3/kv/txn", &transaction).map_err(not_answered)?;
         let Outcome { found, .. } = outcome_of(&answer).ok_or_else(odd)?;
         let [format, commit] = found.as_slice() else { return Err(odd()) };
         let format = format.first().map_or(&[][..], |pair| &pair.entry.value);
@@ -113,7 +116,7 @@ impl EtcdStore {
 
     fn range(&self, body: &Value) -> Result<Vec<Pair>, StoreFailure> {
         self.check_latch()?;
-        let answer = self.gateway.call("/v3/kv/range", body).map_err(|no| not_answered(&no))?;
+        let answer = self.gateway.call("/v3/kv/range", body).map_err(not_answered)?;
         revision_of(&answer).ok_or_else(odd)?;
         pairs_of(&answer).ok_or_else(odd)
     }
@@ -165,8 +168,10 @@ impl EtcdStore {
         for _ in 0..OVERTAKEN_MAX {
             let answer = self.gateway.call("/v3/kv/txn", &self.request(transaction, &name));
             let answer = answer.map_err(|no| match no {
-                NoAnswer::Refused { message, .. } => NotCommitted::Refused { why: message },
-                NoAnswer::Lost(_) => NotCommitted::Unknown(not_answered(&no)),
+                NoAnswer::Refused { refusal, message, is_certain: true } => {
+                    NotCommitted::Refused { refusal, why: message }
+                }
+                no => NotCommitted::Unknown(not_answered(no)),
             })?;
             let outcome = outcome_of(&answer).ok_or_else(|| NotCommitted::Unknown(odd()))?;
             if outcome.succeeded {

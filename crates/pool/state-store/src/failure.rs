@@ -9,6 +9,51 @@ use std::path::PathBuf;
 use crate::etcd::NotSettings;
 use crate::key::Key;
 
+/// Why etcd refuses a request. In each case the request that was refused has changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It takes no more requests at the moment.
+    Busy,
+    /// Its members contradict each other.
+    Damaged,
+    /// The space for its data is used up.
+    NoSpace,
+    /// It does not know this client, or the client has no right to the keys.
+    NotAllowed,
+    /// Another reason: etcd's own words are all that is known.
+    Other,
+    /// The request has too many bytes or operations.
+    TooLarge,
+}
+
+impl Refusal {
+    /// Returns what was refused why, and the remedy. `why` is etcd's message.
+    fn line(self, why: &str) -> String {
+        match self {
+            Self::Busy => format!(
+                "etcd takes no more requests at the moment ({why}); give its members faster disks, or fewer clients"
+            ),
+            Self::Damaged => {
+                format!("etcd's members contradict each other ({why}); replace the damaged one, as etcd's manual says")
+            }
+            Self::NoSpace => format!(
+                "etcd has no space left ({why}); compact and defragment its members, or raise their space quota, and \
+                 then run 'etcdctl alarm disarm'"
+            ),
+            Self::NotAllowed => format!(
+                "etcd does not admit this manager ({why}); managers have no etcd user: run 'etcdctl auth disable', and \
+                 admit clients by their certificates (--client-cert-auth)"
+            ),
+            Self::Other => format!("etcd refuses a request ({why}); look at the logs of its members"),
+            Self::TooLarge => format!(
+                "etcd refuses a change of the state for its size ({why}); make smaller changes, or raise \
+                 --max-request-bytes of its members"
+            ),
+        }
+    }
+}
+
 /// Why a store cannot be opened or read.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -44,6 +89,13 @@ pub enum StoreFailure {
     },
     /// An earlier operation failed, so that what is stored is not known. Open the store again.
     Latched,
+    /// etcd refuses a request.
+    Refused {
+        /// The reason.
+        refusal: Refusal,
+        /// etcd's own words.
+        why: String,
+    },
     /// The settings of etcd cannot be used.
     Settings(NotSettings),
 }
@@ -72,6 +124,7 @@ impl fmt::Display for StoreFailure {
             Self::Latched => {
                 f.write_str("an earlier write of the state failed; check the disk or etcd, then start again")
             }
+            Self::Refused { refusal, why } => f.write_str(&refusal.line(why)),
             Self::Settings(not) => not.fmt(f),
         }
     }
@@ -96,8 +149,10 @@ pub enum NotCommitted {
     },
     /// The store failed before anything was written.
     Failed(StoreFailure),
-    /// etcd refuses the transaction as it is. Nothing was written.
+    /// etcd refuses the transaction. Nothing was written, and the store can still be used.
     Refused {
+        /// The reason.
+        refusal: Refusal,
         /// etcd's own words.
         why: String,
     },
@@ -120,10 +175,7 @@ impl fmt::Display for NotCommitted {
         match self {
             Self::Conflict { key } => write!(f, "{key} was changed by another writer; read it again"),
             Self::Failed(failure) | Self::Unknown(failure) => failure.fmt(f),
-            Self::Refused { why } => write!(
-                f,
-                "etcd refuses a change of the state ({why}); make smaller changes, or raise --max-request-bytes of its members"
-            ),
+            Self::Refused { refusal, why } => f.write_str(&refusal.line(why)),
             Self::TooLarge { what, found, max } => {
                 write!(f, "a change of the state has {found} {what}, at most {max} are stored; make smaller changes")
             }

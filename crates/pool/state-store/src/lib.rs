@@ -37,7 +37,7 @@ pub use etcd::{
     Bounds, Campaign, ENDPOINTS_MAX, ETCD_FORMAT, Election, EtcdSettings, EtcdStore, EtcdTls, LEASE_SECONDS_MIN,
     Leadership, NotSettings, PREFIX_BYTES_MAX,
 };
-pub use failure::{NotCommitted, StoreFailure};
+pub use failure::{NotCommitted, Refusal, StoreFailure};
 pub use key::{KEY_BYTES_MAX, Key, NotAKey};
 pub use memory::MemoryStore;
 pub use store::{Entry, Expectation, SCAN_MAX, StateStore, Transaction, VALUE_BYTES_MAX, WRITES_MAX, Write};

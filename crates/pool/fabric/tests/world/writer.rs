@@ -233,7 +233,8 @@ impl Writer {
         let mut all = desired.clone();
         let capacity = self.running.follow(&topology, desired, &self.observed);
         let mut edit = Edit { topology: &topology, desired, capacity };
-        let unrepaired = edit.repair_these(self.backlog.ailing(), &self.observed, Millis(world.now), TIMEOUT_MS);
+        let ailing = self.backlog.ailing();
+        let unrepaired = edit.repair_these(ailing, &self.observed, Millis(world.now), TIMEOUT_MS, usize::MAX);
         let mut capacity = Capacity::new(&topology, &all, &self.observed);
         let mut of_all = Edit { topology: &topology, desired: &mut all, capacity: &mut capacity };
         if unrepaired != of_all.repair(&self.observed, Millis(world.now), TIMEOUT_MS) || all != *edit.desired {

@@ -170,24 +170,23 @@ impl Issuance {
         }))
     }
 
-    /// Stores that a certificate is revoked, and makes the new list.
+    /// Stores that a certificate is revoked, and makes the new list. Returns whether there is such a certificate; the
+    /// inner error says that it is revoked, and that the file of the list cannot be written.
     pub(crate) fn revoke(
         &self,
         store: &mut ManagerStore,
         serial: &str,
         who: &str,
         now: Millis,
-    ) -> Result<Result<(), String>, ManagerStoreFailure> {
+    ) -> Result<Result<bool, String>, ManagerStoreFailure> {
         let key = format!("{CERTIFICATES}{serial}");
-        let Some(issued) = store.one::<Issued>(&key)? else {
-            return Ok(Err("there is no such certificate; list them".into()));
-        };
+        let Some(issued) = store.one::<Issued>(&key)? else { return Ok(Ok(false)) };
         if issued.revoked.is_none() {
             let what = format!("revoke certificate {serial} of {}", issued.subject);
             let revoked = Issued { revoked: Some(now), ..issued };
             store.keep(&[(key, Some(json(&revoked)))], &[Entry::new(who, what)], now)?;
         }
-        self.read_list(store, now)
+        Ok(self.read_list(store, now)?.map(|()| true))
     }
 
     /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are

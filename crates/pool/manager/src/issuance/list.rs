@@ -21,13 +21,20 @@ pub(super) struct Listed {
 }
 
 impl Issuance {
-    /// Signs the list again if two thirds of its validity are over.
+    /// Signs the list again if two thirds of its validity are over. Otherwise writes its file again, if that does not
+    /// have it.
     pub(crate) fn renew_list(&self, now: Millis) -> Result<(), String> {
         let mut kept = locked(&self.listed);
-        match kept.as_ref().filter(|listed| listed.validity.is_due(now)).map(|listed| listed.revoked.clone()) {
-            Some(revoked) => self.replace_list(&mut kept, revoked, now),
-            None => Ok(()),
+        let Some(listed) = kept.as_ref() else { return Ok(()) };
+        if !listed.validity.is_due(now) {
+            return self.write_list(listed);
         }
+        let revoked = listed.revoked.clone();
+        self.replace_list(&mut kept, revoked, now)
+    }
+
+    fn write_list(&self, listed: &Listed) -> Result<(), String> {
+        write(&self.place("revocations.pem"), &listed.list.list)
     }
 
     /// Returns the list of revoked certificates, in PEM.
@@ -65,7 +72,8 @@ impl Issuance {
         self.replace_list(&mut locked(&self.listed), revoked, now)
     }
 
-    /// Signs a list and writes its file. The list's number grows, even if the clock is set back.
+    /// Signs a list, hands it out from now on, and writes its file. The list's number grows, even if the clock is set
+    /// back.
     fn replace_list(
         &self,
         kept: &mut Option<Listed>,
@@ -79,12 +87,11 @@ impl Issuance {
             text.push_str(&list.list);
         }
         let list = Revocations { number, list: text.into() };
-        write(&self.place("revocations.pem"), &list.list)?;
         // The lock orders the lists.
         self.number.store(number, Ordering::Relaxed);
         let validity = Validity { from: now, until: Millis(now.0.saturating_add(u64::from(LIST_DAYS) * DAY_MS)) };
-        *kept = Some(Listed { list, revoked, validity });
-        Ok(())
+        // Donors and hosts get the list even if its file cannot be written.
+        self.write_list(kept.insert(Listed { list, revoked, validity }))
     }
 }
 
@@ -121,6 +128,26 @@ mod tests {
         let why = issuance.renew(later).expect_err("it cannot be written");
         assert!(why.contains("manager.pem"), "{why}");
         assert_eq!(locked(&issuance.listed).as_ref().map(|listed| listed.list.number), Some(later.0));
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+
+    /// The revoked certificate stayed off every list until the next revocation: nobody was told, and nothing was tried
+    /// again.
+    #[test]
+    fn a_revocation_is_handed_out_and_its_file_is_written_later_if_it_cannot_be_now() {
+        let (directory, issuance) = issuance("full");
+        let start = now();
+        issuance.list(Vec::new(), start).expect("written");
+        let file = issuance.place("revocations.pem");
+        fs::remove_file(&file).expect("ours");
+        fs::create_dir(&file).expect("no file can replace it");
+        let why = issuance.list(vec![("0a".to_owned(), start)], start).expect_err("it cannot be written");
+        assert!(why.contains("revocations.pem") && why.contains("; "), "{why}");
+        assert_eq!(issuance.listed_serials(), ["0a"]);
+        issuance.renew_list(start).expect_err("it still cannot be written");
+        fs::remove_dir(&file).expect("ours");
+        issuance.renew_list(start).expect("written");
+        assert_eq!(fs::read_to_string(&file).ok(), issuance.current_list());
         fs::remove_dir_all(&directory).expect("ours");
     }
 

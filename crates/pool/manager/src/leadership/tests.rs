@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use aquifer_authority::{Kind, Subject};
 use aquifer_fabric::{Millis, Term};
-use aquifer_state_store::{Entry, Key, MemoryStore, NotCommitted, SCAN_MAX, StoreFailure, Transaction};
+use aquifer_state_store::{Entry, Key, MemoryStore, NotCommitted, Refusal, SCAN_MAX, StoreFailure, Transaction, Write};
 
 use crate::accounts::Role;
 use crate::issuance::{CERTIFICATES, Issuance, Issued};
@@ -119,10 +119,34 @@ impl StateStore for Slow {
     }
 }
 
+/// Says why a transaction fails, if it does.
+type Rule = fn(&Transaction) -> Option<NotCommitted>;
+
+/// A store in which transactions fail as a test says.
+struct Failing {
+    store: MemoryStore,
+    rule: Arc<Mutex<Rule>>,
+}
+
+impl StateStore for Failing {
+    fn read(&self, key: &Key) -> Result<Option<Entry>, StoreFailure> {
+        self.store.read(key)
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&Key>) -> Result<Vec<(Key, Entry)>, StoreFailure> {
+        self.store.scan(prefix, after)
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<u64, NotCommitted> {
+        let rule = *self.rule.lock().expect("no panic");
+        rule(transaction).map_or_else(|| self.store.commit(transaction), Err)
+    }
+}
+
 /// Returns a store whose audit log has four full pages, and one that is not.
 fn long_log() -> MemoryStore {
     let store = MemoryStore::default();
-    let (mut manager, _) = ManagerStore::open(Box::new(store.clone()), CrashPoint::default()).expect("opened");
+    let mut manager = ManagerStore::open(Box::new(store.clone()), CrashPoint::default()).expect("opened");
     manager.take_term(Term(0)).expect("taken");
     for _ in 0..50 {
         let entries = vec![crate::manager_store::Entry::new("amy", "a change"); SCAN_MAX / 10];
@@ -178,6 +202,55 @@ fn rounds_go_on_while_the_audit_log_is_verified() {
         assert!(body["IsIntact"] == true && body["Tail"]["records"].as_u64() >= Some(4000), "{body}");
         assert!(during >= 4, "{during} rounds while five pages were checked");
     });
+    standby.finish();
+}
+
+/// The record of the wrong password was refused, and that ended the leadership; without space no manager could lead
+/// afterwards.
+#[test]
+fn a_stranger_with_a_wrong_password_does_not_end_a_leader_whose_etcd_has_no_space() {
+    let standby = Standby::new("no-space", "[peers]\nkind = \"simulated\"\n");
+    let service = &standby.service;
+    let rule: Arc<Mutex<Rule>> = Arc::new(Mutex::new(|_| None));
+    let store = Failing { store: MemoryStore::default(), rule: Arc::clone(&rule) };
+    let lead = Lead::begin(&standby.config, Box::new(store), Tenure::ForEver, service);
+    let lead = lead.map_err(|not| not.line).expect("it leads");
+    let posted = Lead::take_orders(service);
+    *rule.lock().expect("no panic") =
+        |_| Some(NotCommitted::Refused { refusal: Refusal::NoSpace, why: "in etcd's words".into() });
+    std::thread::scope(|scope| {
+        let led = scope.spawn(|| lead.serve(posted, service, &Notify::from_environment()));
+        let answer = service.answer(&Request {
+            method: "POST".into(),
+            path: "/redfish/v1/SessionService/Sessions".into(),
+            query: String::new(),
+            headers: vec![("content-type".into(), "application/json".into())],
+            body: br#"{"UserName": "admin", "Password": "not that of the admin"}"#.to_vec(),
+            from: std::net::Ipv4Addr::LOCALHOST.into(),
+        });
+        let body = answer.body.map(|body| body.to_string()).unwrap_or_default();
+        let is_leader = service.is_leader();
+        service.end();
+        let stop = led.join().expect("no panic");
+        assert!(is_leader && matches!(stop, Stop::Ended), "{stop}");
+        assert!(answer.status == 503 && body.contains("compact and defragment"), "{} {body}", answer.status);
+    });
+    standby.finish();
+}
+
+/// With etcd, the first manager ended for good if the answer about its first account was lost.
+#[test]
+fn a_first_account_that_is_not_stored_for_a_passing_reason_ends_no_manager() {
+    let standby = Standby::new("first-account", "[peers]\nkind = \"simulated\"\n");
+    let rule: Rule = |transaction| {
+        let is_account = |write: &Write| matches!(write, Write::Put(key, _) if key.as_str() == "account/admin");
+        let lost = || NotCommitted::Unknown(StoreFailure::Etcd { what: "no answer in time".into() });
+        transaction.writes.iter().any(is_account).then(lost)
+    };
+    let store = Failing { store: MemoryStore::default(), rule: Arc::new(Mutex::new(rule)) };
+    let led = Lead::begin(&standby.config, Box::new(store), Tenure::ForEver, &standby.service);
+    let not = led.err().expect("the account is not stored");
+    assert!(not.may_pass && not.line.contains("no answer in time"), "{}", not.line);
     standby.finish();
 }
 

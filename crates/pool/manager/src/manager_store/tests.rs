@@ -3,9 +3,10 @@
 
 //! What is stored is whole, is read again, and belongs to only one manager.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use aquifer_fabric::{Broken, verify};
+use aquifer_fabric::{Broken, MemberId, SpanId, verify};
 use aquifer_state_store::{Bounds, EtcdSettings, EtcdStore, MemoryStore};
 use aquifer_test_support::{EtcdCluster, Link};
 
@@ -15,7 +16,9 @@ use super::*;
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn open(store: &MemoryStore) -> (ManagerStore, Desired) {
-    ManagerStore::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened")
+    let mut manager = ManagerStore::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened");
+    let desired = manager.reload().expect("read");
+    (manager, desired)
 }
 
 fn with_zone(desired: &Desired, name: &str) -> Desired {
@@ -93,6 +96,81 @@ fn a_manager_that_was_deposed_before_it_read_the_state_gets_none() {
     assert!(matches!(refused, ManagerStoreFailure::NotCommitted(NotCommitted::Conflict { .. })), "{refused}");
     assert!(old_manager.change(&old, &with_zone(&old, "lab"), &[], Millis(0)).is_err());
     new_manager.change(&old, &with_zone(&old, "dev"), &[], Millis(0)).expect("it still leads");
+}
+
+/// A store in which something happens while the volumes are read, after the rest of the desired state.
+struct Torn {
+    store: MemoryStore,
+    meanwhile: Arc<Mutex<Option<Meanwhile>>>,
+}
+
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+impl StateStore for Torn {
+    fn read(&self, key: &Key) -> Result<Option<aquifer_state_store::Entry>, StoreFailure> {
+        self.store.read(key)
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&Key>) -> Result<Vec<(Key, aquifer_state_store::Entry)>, StoreFailure> {
+        let meanwhile = self.meanwhile.lock().expect("no panic").take_if(|_| prefix == "desired/volume/");
+        meanwhile.into_iter().for_each(|happens| happens());
+        self.store.scan(prefix, after)
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<u64, NotCommitted> {
+        self.store.commit(transaction)
+    }
+}
+
+/// Returns a state whose volume needs the pool and the zone that come with it.
+fn with_volume() -> Desired {
+    let mut new = with_zone(&Desired::default(), "lab");
+    new.pools.insert("main".parse().expect("a name"), Default::default());
+    let spec = r#"{"size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp"}"#;
+    let volume = Volume {
+        name: "v".parse().expect("a name"),
+        spec: serde_json::from_str(spec).expect("a specification"),
+        spans: Vec::new(),
+        leaving: Default::default(),
+        host: None,
+        released: true,
+        next_member: MemberId(1),
+        next_span: SpanId(1),
+    };
+    new.volumes.insert(VolumeId(1), volume);
+    new
+}
+
+/// The state of a leader that was about to be replaced looked damaged to the next one, which then ended for good.
+#[test]
+fn a_state_that_another_manager_changes_while_it_is_read_is_not_taken_for_damaged() {
+    for is_deposed in [false, true] {
+        let store = MemoryStore::default();
+        let (mut other, empty) = open(&store);
+        other.take_term(Term(0)).expect("taken");
+        let meanwhile: Arc<Mutex<Option<Meanwhile>>> = Arc::default();
+        let torn = Torn { store: store.reopen(), meanwhile: Arc::clone(&meanwhile) };
+        let happens: Meanwhile = Box::new(move || {
+            if is_deposed {
+                other = open(&store).0;
+                other.take_term(Term(0)).expect("taken");
+            }
+            // It is refused if the other one has been deposed by then.
+            let _ = other.change(&empty, &with_volume(), &[], Millis(0));
+        });
+        let happen = |happens| *meanwhile.lock().expect("no panic") = Some(happens);
+        let mut later = Some(happens);
+        if !is_deposed {
+            later.take().into_iter().for_each(happen);
+        }
+        let mut manager = ManagerStore::open(Box::new(torn), CrashPoint::default()).expect("not damaged");
+        manager.take_term(Term(0)).expect("taken");
+        later.into_iter().for_each(happen);
+        match manager.reload() {
+            Ok(desired) => assert!(!is_deposed && desired.volumes.is_empty()),
+            Err(refused) => assert!(is_deposed && refused.may_pass(), "{refused}"),
+        }
+    }
 }
 
 #[test]
@@ -183,7 +261,9 @@ fn a_change_that_was_under_way_when_its_manager_was_deposed_is_not_stored() {
     };
     let open = |address: &str| {
         let store = EtcdStore::open(&settings(address)).expect("opened");
-        ManagerStore::open(Box::new(store), CrashPoint::default()).expect("opened")
+        let mut manager = ManagerStore::open(Box::new(store), CrashPoint::default()).expect("opened");
+        let desired = manager.reload().expect("read");
+        (manager, desired)
     };
     let link = Link::to(&cluster.members[0].client);
     let (mut old_manager, old) = open(link.address());

@@ -57,7 +57,7 @@ impl Problem {
     }
 
     /// Makes a problem from a message line, which has the cause and, after a semicolon, the remedy.
-    fn line(status: u16, id: &'static str, line: &str) -> Problem {
+    pub(crate) fn line(status: u16, id: &'static str, line: &str) -> Problem {
         let (message, remedy) = line.split_once("; ").unwrap_or((line, "read the message"));
         Problem::new(status, id, message, remedy)
     }
@@ -93,6 +93,7 @@ impl From<NotDone> for Problem {
         let (status, id) = match &not {
             NotDone::Stale => (412, "Base.1.18.PreconditionFailed"),
             NotDone::Unknown(_) | NotDone::UnknownVolume(_) => (404, "Base.1.18.ResourceNotFound"),
+            NotDone::NotStored(_) => (503, "Base.1.18.ServiceTemporarilyUnavailable"),
             NotDone::TooLarge(_) => (413, "Base.1.18.GeneralError"),
             NotDone::Inconsistent(_) => (409, "Base.1.18.GeneralError"),
             NotDone::Switch(_) => (409, "Base.1.18.ResourceInUse"),

@@ -103,8 +103,7 @@ fn service() -> &'static Service {
             kill_at_effect: None,
         };
         let shared = Arc::new(Shared::default());
-        let (store, _) =
-            ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
+        let store = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
         let peers = Box::new(Idle { topology: Arc::new(topology(&rack)) });
         let writer = Writer::start(Arc::clone(&shared), store, Tenure::ForEver, peers, 60_000, now());
         let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));

@@ -192,6 +192,12 @@ pub(super) fn revoke(call: &Call<'_>) -> Result<Answer, Problem> {
         return Err(Problem::not_found(call.path));
     }
     let revoked = call.service.errand(move |store| issuance.revoke(store, &serial, &who, now()))?;
-    revoked.map_err(|why| line(404, "Base.1.18.ResourceNotFound", &why))?;
-    Ok(Answer::empty())
+    let is_known = revoked.map_err(|why| {
+        let why = format!("the certificate is revoked, and the file of the list cannot be written: {why}");
+        line(503, "Base.1.18.ServiceTemporarilyUnavailable", &why)
+    })?;
+    if is_known {
+        return Ok(Answer::empty());
+    }
+    Err(line(404, "Base.1.18.ResourceNotFound", "there is no such certificate; list them"))
 }

@@ -14,7 +14,7 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 30] = [
+const MESSAGES: [(&str, &str, &str, &str); 31] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
@@ -27,6 +27,7 @@ const MESSAGES: [(&str, &str, &str, &str); 30] = [
     ("Leads", "OK", "This manager leads.", "None."),
     ("NotApplied", "Warning", "The declaration cannot be applied.", "Change it as the message says."),
     ("NotRecorded", "Warning", "A registration was not stored.", "Register fewer ends at a time."),
+    ("NotStored", "Critical", "The store refuses changes of the pool's state.", "Do what the message says."),
     ("OldCertificates", "Warning", "Ends have certificates of another authority.", "Do what the message says."),
     ("OperationAborted", "Warning", "A background operation of a switch was aborted.", "None; it is tried again."),
     ("PeerAnswers", "OK", "A donor, a host or a device answers again.", "None."),

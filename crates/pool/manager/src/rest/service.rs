@@ -222,13 +222,18 @@ impl Service {
     ) -> Result<T, Problem> {
         let (answer, answered) = sync_channel(1);
         let run = move |store: &mut ManagerStore| {
-            let value = errand(store)?;
+            let outcome = errand(store);
+            let (told, outcome) = match outcome {
+                Ok(value) => (Some(Ok(value)), Ok(())),
+                Err(failure) => (failure.is_refused().then(|| Err(failure.to_string())), Err(failure)),
+            };
             // The client may be gone by now.
-            let _ = answer.send(value);
-            Ok(())
+            let _ = told.map(|told| answer.send(told));
+            outcome
         };
         self.post(Posted::Errand(Box::new(run)))?;
-        answered.recv_timeout(ORDER_WAIT_MAX).map_err(|_| busy(UNANSWERED))
+        let told = answered.recv_timeout(ORDER_WAIT_MAX).map_err(|_| busy(UNANSWERED))?;
+        told.map_err(|line| Problem::line(503, UNAVAILABLE, &line))
     }
 
     /// Decides a change of accounts or sessions, and has it stored.

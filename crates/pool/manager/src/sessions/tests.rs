@@ -20,7 +20,7 @@ struct Site {
 
 impl Site {
     fn new() -> (Site, Who) {
-        let (store, _) = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
+        let store = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("opened");
         let config = SessionsConfig { idle_seconds: 10, life_seconds: 30, ..SessionsConfig::default() };
         let sessions = Mutex::new(Sessions::load(&store, config).expect("loaded"));
         let mut site = Site { store, sessions };

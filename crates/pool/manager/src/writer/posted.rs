@@ -23,7 +23,8 @@ pub(super) type Answer = Box<dyn FnOnce(Result<Done, NotDone>) + Send>;
 
 /// A request to the writer.
 pub(crate) enum Posted {
-    /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's.
+    /// What needs the store and not the pool: accounts, sessions, the audit log. An error is the store's; one that is
+    /// not a refusal ends the writer.
     Errand(Errand),
     /// An order, with the function that takes the answer.
     Order(Order, Answer),

@@ -3,6 +3,8 @@
 
 //! Ends that lie: about terms, and about what they have. They stop nobody, and leave nothing behind in the store.
 
+mod refusals;
+
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -12,8 +14,8 @@ use aquifer_state_store::MemoryStore;
 
 use super::*;
 use crate::crash::CrashPoint;
-use crate::order::Act;
-use crate::peers::{Asked, Reports, SendFailure, Silent};
+use crate::order::{Act, NotDone};
+use crate::peers::{Asked, Record, Reports, SendFailure, Silent};
 
 /// Less than a day after the epoch of terms, so that a term of a day is within what is accepted.
 const NOW: Millis = Millis(1_000_000);
@@ -67,6 +69,7 @@ struct Scripted {
     topology: Arc<Topology>,
     script: Script,
     sent: Sent,
+    records: Vec<Record>,
 }
 
 impl Peers for Scripted {
@@ -94,6 +97,14 @@ impl Peers for Scripted {
         reports
     }
 
+    fn records(&mut self) -> Vec<Record> {
+        self.records.clone()
+    }
+
+    fn recorded(&mut self) {
+        self.records.clear();
+    }
+
     fn send(&mut self, commands: &[Command]) -> Vec<Result<(), SendFailure>> {
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         sent.extend(commands.iter().map(|command| command.step.clone()));
@@ -111,15 +122,21 @@ fn store() -> MemoryStore {
 }
 
 fn open(store: &MemoryStore) -> ManagerStore {
-    ManagerStore::open(Box::new(store.reopen()), CrashPoint::default()).expect("a state that is accepted").0
+    ManagerStore::open(Box::new(store.reopen()), CrashPoint::default()).expect("opened")
 }
 
 /// Starts a writer. What its peers report is honest but for what `script` changes.
 fn start(store: &MemoryStore, script: impl FnMut(Term, &mut Reports) + Send + 'static) -> (Writer, Sent) {
+    start_with(open(store), script)
+}
+
+/// The same with a store of its own kind.
+fn start_with(store: ManagerStore, script: impl FnMut(Term, &mut Reports) + Send + 'static) -> (Writer, Sent) {
     let sent = Sent::default();
-    let peers = Scripted { topology: Arc::new(topology()), script: Box::new(script), sent: Arc::clone(&sent) };
+    let (topology, script) = (Arc::new(topology()), Box::new(script));
+    let peers = Scripted { topology, script, sent: Arc::clone(&sent), records: Vec::new() };
     let shared = Arc::new(Shared::default());
-    let writer = Writer::start(shared, open(store), Tenure::ForEver, Box::new(peers), SILENT_MS, NOW);
+    let writer = Writer::start(shared, store, Tenure::ForEver, Box::new(peers), SILENT_MS, NOW);
     (writer.expect("it leads"), sent)
 }
 
@@ -243,12 +260,20 @@ fn a_manager_that_only_liars_or_nobody_answers_sends_nothing_to_switches() {
 
 /// Posts an order, and returns its answer.
 fn order(writer: &mut Writer, act: Act) -> Result<Done, NotDone> {
+    orders(writer, vec![(act, false)]).remove(0)
+}
+
+/// Posts orders that arrive at the same time, some of them dry runs, and returns their answers.
+fn orders(writer: &mut Writer, acts: Vec<(Act, bool)>) -> Vec<Result<Done, NotDone>> {
     let (sender, answers): (_, Receiver<Result<Done, NotDone>>) = channel();
-    let cause = Cause { request: id("test"), traceparent: None };
-    let order = Order { act, who: "amy".into(), if_match: None, is_dry_run: false, cause };
-    let answer = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
-    writer.round(vec![Posted::Order(order, answer)], NOW).expect("it still leads");
-    answers.recv().expect("an answer")
+    let posted = acts.into_iter().map(|(act, is_dry_run)| {
+        let cause = Cause { request: id("test"), traceparent: None };
+        let order = Order { act, who: "amy".into(), if_match: None, is_dry_run, cause };
+        let sender = sender.clone();
+        Posted::Order(order, Box::new(move |outcome| sender.send(outcome).expect("the test waits")))
+    });
+    writer.round(posted.collect(), NOW).expect("it still leads");
+    answers.try_iter().collect()
 }
 
 fn view(key: u64, member: u64, donor: &str) -> (MemberId, MemberReport) {

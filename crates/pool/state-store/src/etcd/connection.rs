@@ -94,6 +94,11 @@ impl Connection {
         Ok(Connection { sender, host: endpoint.authority() })
     }
 
+    /// Waits until a request can be sent. An error says that the other side has closed the connection.
+    pub(super) async fn ready(&mut self) -> Result<(), String> {
+        self.sender.ready().await.map_err(|error| error.to_string())
+    }
+
     /// Sends one request and returns status and body. After an error the connection cannot be used.
     pub(super) async fn post(&mut self, path: &str, body: Bytes) -> Result<(u16, Bytes), String> {
         let request = hyper::Request::post(path)
@@ -101,7 +106,6 @@ impl Connection {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|error| error.to_string())?;
-        self.sender.ready().await.map_err(|error| error.to_string())?;
         let response = self.sender.send_request(request).await.map_err(|error| error.to_string())?;
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;

@@ -19,36 +19,42 @@ use tokio_rustls::TlsConnector;
 
 use super::connection::{Connection, connector};
 use super::settings::{Bounds, Endpoint, EtcdSettings, NotSettings};
+use crate::failure::Refusal;
 
 /// Longest text of an error that is passed on.
 const REASON_BYTES_MAX: usize = 300;
-/// gRPC's codes for transient errors: DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE.
-const PASSING_CODES: [u64; 4] = [4, 10, 13, 14];
+/// gRPC's codes of answers after which the request may have been carried out, or may be carried out later: CANCELLED,
+/// UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE. They are transient.
+const PASSING_CODES: [u64; 6] = [1, 2, 4, 10, 13, 14];
+/// gRPC's codes for clients without rights: PERMISSION_DENIED, UNAUTHENTICATED.
+const NOT_ALLOWED_CODES: [u64; 2] = [7, 16];
+/// gRPC's code for damaged data: DATA_LOSS.
+const DAMAGED_CODE: u64 = 15;
+/// What the messages about a request's size contain. The first two are etcd's (`api/v3rpc/rpctypes/error.go`); the
+/// others are those of its gRPC library, which refuses a request that is larger still before etcd sees it.
+const SIZE_MESSAGES: [&str; 4] = [
+    "request is too large",
+    "too many operations in txn request",
+    "received message larger than max",
+    "trying to send message larger than max",
+];
+/// What the messages about authentication contain that have a code for all sorts of invalid requests (`error.go`).
+const NOT_ALLOWED_MESSAGES: [&str; 3] = ["user name is empty", "auth token", "authentication"];
 
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoAnswer {
     /// No endpoint has answered. The request may have been carried out.
     Lost(String),
-    /// etcd refuses the request. Nothing was carried out.
+    /// etcd refuses the request.
     Refused {
-        /// gRPC's code for the refusal.
-        code: u64,
+        refusal: Refusal,
         /// etcd's message about it.
         message: String,
+        /// Whether it is certain that nothing was carried out. It is not if an earlier attempt was lost.
+        is_certain: bool,
     },
 }
-
-impl fmt::Display for NoAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(why) => f.write_str(why),
-            Self::Refused { message, .. } => f.write_str(message),
-        }
-    }
-}
-
-impl std::error::Error for NoAnswer {}
 
 /// A client of one cluster. One thread at a time uses it.
 pub(super) struct Gateway {
@@ -84,27 +90,40 @@ impl Gateway {
         Ok(Gateway { runtime, endpoints, tls, bounds: settings.bounds, state: RefCell::default() })
     }
 
-    /// Sends a request until it is answered or refused, within the bounds.
+    /// Sends a request until it is answered, or refused for a lasting reason, within the bounds.
     pub(super) fn call(&self, path: &str, body: &Value) -> Result<Value, NoAnswer> {
         let body = Bytes::from(body.to_string());
-        let mut why = String::new();
+        let mut last = NoAnswer::Lost("it was not asked".into());
+        let mut is_any_lost = false;
         for attempt in 0..self.bounds.attempts_max {
-            let lost = match self.attempt(path, &body) {
-                Ok((status, bytes)) => match answer(status, &bytes) {
-                    Err(NoAnswer::Lost(why)) => why,
-                    decided => return decided,
-                },
-                Err(why) => why,
+            let outcome = match self.attempt(path, &body) {
+                Ok((status, bytes)) => answer(status, &bytes).inspect_err(|no| {
+                    is_any_lost |= matches!(no, NoAnswer::Lost(_));
+                }),
+                Err(Unanswered { why, is_sent }) => {
+                    is_any_lost |= is_sent;
+                    Err(NoAnswer::Lost(why))
+                }
             };
             let mut state = self.state.borrow_mut();
-            why = format!("{}: {lost}", self.endpoints[state.current]);
+            last = match outcome {
+                Ok(answer) => return Ok(answer),
+                Err(NoAnswer::Lost(why)) => NoAnswer::Lost(format!("{}: {why}", self.endpoints[state.current])),
+                Err(NoAnswer::Refused { refusal, message, .. }) => {
+                    let refused = NoAnswer::Refused { refusal, message, is_certain: !is_any_lost };
+                    if refusal != Refusal::Busy {
+                        return Err(refused);
+                    }
+                    refused
+                }
+            };
             state.connection = None;
             state.current = (state.current + 1) % self.endpoints.len();
             if attempt + 1 < self.bounds.attempts_max {
                 std::thread::sleep(self.pause(attempt));
             }
         }
-        Err(NoAnswer::Lost(why))
+        Err(last)
     }
 
     /// Returns the pause after an attempt: zero while there is another endpoint to try; then it doubles with each
@@ -114,20 +133,31 @@ impl Gateway {
         if rounds == 0 { Duration::ZERO } else { self.bounds.pause * (1 << (rounds - 1).min(3)) }
     }
 
-    fn attempt(&self, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
+    fn attempt(&self, path: &str, body: &Bytes) -> Result<(u16, Bytes), Unanswered> {
         let mut state = self.state.borrow_mut();
         let State { current, connection } = &mut *state;
+        let unsent = |why: String| Unanswered { why, is_sent: false };
         self.runtime.block_on(async {
             if connection.is_none() {
                 let opened = Connection::open(&self.endpoints[*current], self.tls.as_ref());
                 let opened = timeout(self.bounds.connect_max, opened).await;
-                *connection = Some(opened.map_err(|_| "no connection in time".to_owned())??);
+                *connection = Some(opened.unwrap_or_else(|_| Err("no connection in time".into())).map_err(unsent)?);
             }
             let connection = connection.as_mut().expect("it was just made");
+            connection.ready().await.map_err(unsent)?;
             let answered = timeout(self.bounds.answer_max, connection.post(path, body.clone())).await;
-            answered.map_err(|_| "no answer in time".to_owned())?
+            answered
+                .unwrap_or_else(|_| Err("no answer in time".into()))
+                .map_err(|why| Unanswered { why, is_sent: true })
         })
     }
+}
+
+/// An attempt without an answer.
+struct Unanswered {
+    why: String,
+    /// Whether the request may have reached the endpoint.
+    is_sent: bool,
 }
 
 /// Decodes an answer, or says why it is none. Pure.
@@ -147,10 +177,24 @@ pub(super) fn answer(status: u16, bytes: &[u8]) -> Result<Value, NoAnswer> {
         of("message").and_then(Value::as_str).or(error.and_then(Value::as_str)).unwrap_or("no reason is given");
     let message = cut(message);
     let code = of("code").or_else(|| of("grpc_code")).and_then(Value::as_u64);
-    match code {
-        Some(code) if !PASSING_CODES.contains(&code) => Err(NoAnswer::Refused { code, message }),
-        _ => Err(NoAnswer::Lost(message)),
+    match code.and_then(|code| refusal(code, &message)) {
+        Some(refusal) => Err(NoAnswer::Refused { refusal, message, is_certain: true }),
+        None => Err(NoAnswer::Lost(message)),
     }
+}
+
+/// Returns the meaning of an error of etcd's; `None` if the request may have been carried out all the same.
+fn refusal(code: u64, message: &str) -> Option<Refusal> {
+    let has_any = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
+    Some(match code {
+        _ if has_any(&SIZE_MESSAGES) => Refusal::TooLarge,
+        code if PASSING_CODES.contains(&code) => return None,
+        _ if message.contains("database space exceeded") => Refusal::NoSpace,
+        _ if message.contains("too many requests") => Refusal::Busy,
+        code if NOT_ALLOWED_CODES.contains(&code) || has_any(&NOT_ALLOWED_MESSAGES) => Refusal::NotAllowed,
+        DAMAGED_CODE => Refusal::Damaged,
+        _ => Refusal::Other,
+    })
 }
 
 #[cfg(test)]
@@ -167,14 +211,35 @@ mod tests {
             r#"{"error":"etcdserver: leader changed","message":"etcdserver: leader changed","code":14}"#
         ));
         assert!(lost(200, r#"{"error":{"grpc_code":14,"message":"etcdserver: no leader"}}"#));
-        let refused = answer(400, br#"{"error":"e","message":"etcdserver: duplicate key","code":3}"#);
-        assert_eq!(refused, Err(NoAnswer::Refused { code: 3, message: "etcdserver: duplicate key".into() }));
+        // Whether one of these was carried out before the error is not known.
+        assert!(lost(408, r#"{"message":"context canceled","code":1}"#) && lost(500, r#"{"message":"?","code":2}"#));
+    }
+
+    /// Each refusal counted as one for the size, so that the manager told everybody to make smaller changes.
+    #[test]
+    fn a_refusal_has_its_own_reason() {
+        for (code, message, expected) in [
+            (3, "etcdserver: request is too large", Refusal::TooLarge),
+            (3, "etcdserver: too many operations in txn request", Refusal::TooLarge),
+            (8, "grpc: received message larger than max (4194364 vs. 2097152)", Refusal::TooLarge),
+            (8, "etcdserver: mvcc: database space exceeded", Refusal::NoSpace),
+            (8, "etcdserver: too many requests", Refusal::Busy),
+            (7, "etcdserver: permission denied", Refusal::NotAllowed),
+            (16, "etcdserver: invalid auth token", Refusal::NotAllowed),
+            (3, "etcdserver: user name is empty", Refusal::NotAllowed),
+            (15, "etcdserver: corrupt cluster", Refusal::Damaged),
+            (3, "etcdserver: duplicate key given in txn request", Refusal::Other),
+        ] {
+            let body = format!(r#"{{"error":"e","message":"{message}","code":{code}}}"#);
+            let refused = NoAnswer::Refused { refusal: expected, message: message.into(), is_certain: true };
+            assert_eq!(answer(400, body.as_bytes()), Err(refused));
+        }
     }
 
     #[test]
     fn a_reason_is_one_bounded_line() {
         let text = format!("{{\"message\":\"{}\\n\",\"code\":3}}", "x".repeat(9000));
-        let refused = answer(400, text.as_bytes()).expect_err("an error").to_string();
-        assert!(refused.len() <= REASON_BYTES_MAX && !refused.contains('\n'), "{refused}");
+        let Err(NoAnswer::Refused { message, .. }) = answer(400, text.as_bytes()) else { panic!("it is refused") };
+        assert!(message.len() <= REASON_BYTES_MAX && !message.contains('\n'), "{message}");
     }
 }

@@ -59,6 +59,11 @@ pub(super) fn time_to_live(answer: &Value) -> Option<u64> {
     number_of(answer.get("result").unwrap_or(answer), "TTL")
 }
 
+/// Returns the end of a lease with so many seconds left; `None` for a number that no lease has.
+fn end_of(begun: Instant, live: u64) -> Option<Instant> {
+    begun.checked_add(Duration::from_secs(live))
+}
+
 impl Election {
     /// Creates a candidate that calls itself `holder`: the URL at which it answers.
     pub fn new(settings: &EtcdSettings, holder: &str, lease_seconds: u64) -> Result<Election, StoreFailure> {
@@ -69,7 +74,7 @@ impl Election {
     }
 
     fn call(&self, path: &str, body: &Value) -> Result<Value, StoreFailure> {
-        self.gateway.call(path, body).map_err(|no| not_answered(&no))
+        self.gateway.call(path, body).map_err(not_answered)
     }
 
     /// Returns who has the leadership.
@@ -98,7 +103,7 @@ impl Election {
         // An earlier attempt, whose answer was lost, may have taken it.
         if outcome.succeeded || found.as_ref().is_some_and(|(_, found)| *found == name) {
             let gateway = Gateway::new(&self.quick()).map_err(StoreFailure::Settings)?;
-            let until = begun + Duration::from_secs(live);
+            let until = end_of(begun, live).ok_or_else(odd)?;
             return Ok(Campaign::Won(Box::new(Leadership { gateway, lease, until })));
         }
         // If that fails, the lease ends by itself.
@@ -139,10 +144,10 @@ impl Leadership {
     pub fn renew(&mut self) -> Result<bool, StoreFailure> {
         let begun = Instant::now();
         let answer = self.gateway.call("/v3/lease/keepalive", &json!({ "ID": self.lease }));
-        match time_to_live(&answer.map_err(|no| not_answered(&no))?).ok_or_else(odd)? {
+        match time_to_live(&answer.map_err(not_answered)?).ok_or_else(odd)? {
             0 => Ok(false),
             live => {
-                self.until = begun + Duration::from_secs(live);
+                self.until = end_of(begun, live).ok_or_else(odd)?;
                 Ok(true)
             }
         }
@@ -150,7 +155,7 @@ impl Leadership {
 
     /// Gives the leadership up, so that the next one need not wait for the lease to end.
     pub fn resign(self) -> Result<(), StoreFailure> {
-        self.gateway.call("/v3/lease/revoke", &json!({ "ID": self.lease })).map(drop).map_err(|no| not_answered(&no))
+        self.gateway.call("/v3/lease/revoke", &json!({ "ID": self.lease })).map(drop).map_err(not_answered)
     }
 }
 
@@ -165,6 +170,12 @@ mod tests {
         assert_eq!(of(r#"{"result":{"ID":"7"}}"#), Some(0));
         assert_eq!(of(r#"{"ID":"7","TTL":"9"}"#), Some(9));
         assert_eq!(of(r#"{"ID":"7","TTL":"-1"}"#), None);
+    }
+
+    #[test]
+    fn an_absurd_time_to_live_is_not_etcds() {
+        let now = Instant::now();
+        assert_eq!((end_of(now, 5), end_of(now, u64::MAX)), (Some(now + Duration::from_secs(5)), None));
     }
 
     #[test]
