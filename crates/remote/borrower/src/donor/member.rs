@@ -88,6 +88,11 @@ impl Offer {
         self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
     }
 
+    /// Identifies the donor's run; `None` if it has not answered.
+    pub(crate) fn run(&self) -> Option<u64> {
+        self.greeting.as_ref().ok().map(|greeting| greeting.instance)
+    }
+
     /// Why the donor has not answered; `None` if it has.
     pub(crate) fn why_absent(self) -> Option<BorrowFailure> {
         self.greeting.err()
