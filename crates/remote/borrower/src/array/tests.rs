@@ -10,6 +10,7 @@ mod membership;
 mod overwritten;
 mod parity;
 mod quarantine;
+mod relatives;
 mod silence;
 mod verified;
 
