@@ -10,7 +10,7 @@ mod membership;
 mod overwritten;
 mod parity;
 mod quarantine;
-mod relatives;
+mod restarts;
 mod silence;
 mod verified;
 
