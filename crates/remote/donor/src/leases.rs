@@ -194,6 +194,12 @@ impl LeaseTable {
         }
     }
 
+    /// This table with tokens that are greater than this one.
+    #[must_use]
+    pub fn with_tokens_after(self, last_token: u64) -> LeaseTable {
+        LeaseTable { last_token, ..self }
+    }
+
     /// Grants a slab for a range of a borrower's tier. If the range has a slab, the borrower gets a new token for the
     /// same slab. A borrower must always have the same tenant.
     pub fn grant(
@@ -290,13 +296,13 @@ impl LeaseTable {
         let borrower = self.borrowers.get_mut(&who).expect("a holder of a slab is known");
         let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
         borrower.leaving.remove(&range);
+        borrower.called.remove(&range);
         let tenant = borrower.tenant;
         if borrower.ranges.is_empty() {
             self.borrowers.remove(&who);
         }
         self.came_back(tenant, slab);
         slab
-        borrower.called.remove(&range);
     }
 
     /// Gives back everything that a borrower has. Returns the number of leases.
