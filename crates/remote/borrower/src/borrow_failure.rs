@@ -85,6 +85,13 @@ pub enum BorrowFailure {
         /// The device.
         device: String,
     },
+    /// Two of the addresses are those of one donor.
+    SameDonor {
+        /// The first address.
+        address: String,
+        /// The other one.
+        other: String,
+    },
     /// The donor lends over TLS, and was asked in plain text.
     TlsOnly {
         /// Where.
@@ -146,6 +153,10 @@ impl fmt::Display for BorrowFailure {
             BorrowFailure::NoRdma { address } => write!(
                 f,
                 "the donor at {address} does not lend over RDMA; start it with --rdma auto, or leave rdma: out"
+            ),
+            BorrowFailure::SameDonor { address, other } => write!(
+                f,
+                "{address} and {other} are one donor; give each donor once, with a weight if it is to get more"
             ),
             BorrowFailure::TlsOnly { address } => write!(
                 f,
@@ -210,6 +221,7 @@ mod tests {
             (BorrowFailure::Rdma { address: "host:7000".into(), failure: VerbsFailure::NoDevice }, "modprobe rdma_rxe"),
             (BorrowFailure::RdmaPath { address: "host:7000".into(), device: "rxe0".into() }, "4791"),
             (BorrowFailure::TlsOnly { address: "host:7000".into() }, "cert=FILE"),
+            (BorrowFailure::SameDonor { address: "a:7000".into(), other: "b:7000".into() }, "give each donor once"),
             (
                 BorrowFailure::TooFew {
                     needed: 4,

@@ -22,6 +22,7 @@ mod contact;
 mod deadline;
 mod endpoint;
 mod grant_lock;
+mod incarnation;
 mod link;
 pub(crate) mod links;
 mod member;
@@ -56,6 +57,7 @@ use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, RESERVATION_TOKENS, Refusal
 
 use self::channel::{Miss, Security};
 use self::endpoint::Endpoint;
+pub(crate) use self::incarnation::INCARNATION_WORDS;
 use self::link::Greeting;
 use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};

@@ -70,6 +70,8 @@ struct Borrower {
     ranges: BTreeMap<RangeIndex, LentSlab>,
     /// The ranges that are revoked, and when: their leases end then, whatever the borrower does.
     leaving: BTreeMap<RangeIndex, u64>,
+    /// Other ranges that it is asked to give back, and until when: an operator drains the donor. Their leases stay.
+    called: BTreeMap<RangeIndex, u64>,
     /// When its leases end, unless it gives a sign of life before then.
     expires_at_ms: u64,
     /// The token of the reservation that its slabs are from; 0: none.
@@ -192,6 +194,12 @@ impl LeaseTable {
         }
     }
 
+    /// This table with tokens that are greater than this one.
+    #[must_use]
+    pub fn with_tokens_after(self, last_token: u64) -> LeaseTable {
+        LeaseTable { last_token, ..self }
+    }
+
     /// Grants a slab for a range of a borrower's tier. If the range has a slab, the borrower gets a new token for the
     /// same slab. A borrower must always have the same tenant.
     pub fn grant(
@@ -236,8 +244,8 @@ impl LeaseTable {
         self.leased += 1;
         *self.held.entry(tenant.id).or_default() += 1;
         self.take_reserved(reservation);
-        let (ranges, leaving) = (BTreeMap::new(), BTreeMap::new());
-        let new = || Borrower { tenant: tenant.id, ranges, leaving, expires_at_ms: 0, reservation };
+        let (ranges, leaving, called) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let new = || Borrower { tenant: tenant.id, ranges, leaving, called, expires_at_ms: 0, reservation };
         self.borrowers.entry(who).or_insert_with(new).ranges.insert(range, slab);
         Ok(slab)
     }
@@ -288,6 +296,7 @@ impl LeaseTable {
         let borrower = self.borrowers.get_mut(&who).expect("a holder of a slab is known");
         let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
         borrower.leaving.remove(&range);
+        borrower.called.remove(&range);
         let tenant = borrower.tenant;
         if borrower.ranges.is_empty() {
             self.borrowers.remove(&who);
@@ -341,7 +350,8 @@ impl LeaseTable {
         }
         // After the expired leases: slabs that came back through them need not be taken from other borrowers.
         self.revoke_due(now_ms);
-        self.due_ms = self.next_end_ms().unwrap_or(u64::MAX);
+        let called = self.borrowers.values().filter_map(|borrower| borrower.called.values().min().copied());
+        self.due_ms = self.next_end_ms().into_iter().chain(called).min().unwrap_or(u64::MAX);
     }
 
     /// Begins an access: the bytes stay the borrower's until [`LeaseTable::end`]. This is also a sign of life.

@@ -45,6 +45,11 @@ pub(crate) const NOTICES_AT_ONCE: usize = 64;
 /// take a second at most.
 pub(crate) const NOTICES_AT_RENEWAL: usize = 16 << 10;
 
+/// The number of random bits of a run's first token: processes of a borrower that do not know yet of a restart have
+/// tokens of the run before, which must not be valid in the new one. Borrowers keep 39 bits of a token, so this leaves
+/// enough for a million grants a second for four days.
+const FIRST_TOKEN_BITS: u32 = 37;
+
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
     /// Signalled when leases may end earlier than the keeper knows, and when there is something to wipe.
@@ -77,8 +82,11 @@ impl Service {
     pub(crate) fn new(settings: &Settings, log: Log) -> Result<Service, StartFailure> {
         let slabs = settings.slabs()?;
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::from(u32::MAX));
-        let instance = aquifer_sys::raw::random()
-            .map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
+        let random = || {
+            let drawn = aquifer_sys::raw::random();
+            drawn.map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))
+        };
+        let (instance, first_token) = (random()?, random()? >> (u64::BITS - FIRST_TOKEN_BITS));
         let bodies = BodyBudget::new(settings.body_bytes_max, settings.body_bytes_max / 2);
         let open = |path: &PathBuf| Audit::open(path.clone()).map_err(|error| StartFailure::Audit(path.clone(), error));
         let audit = settings.audit.as_ref().map(open).transpose()?;
@@ -95,7 +103,7 @@ impl Service {
             counters.say(&format!("lent memory may be swapped out, and copies stay in swap after it is wiped: {why}"));
         }
         Ok(Service {
-            table: Mutex::new(LeaseTable::new(slabs, lease_ms)),
+            table: Mutex::new(LeaseTable::new(slabs, lease_ms).with_tokens_after(first_token)),
             keeper: Condvar::new(),
             demand: Demand::default(),
             wipe_parts: settings.wipe_parts,

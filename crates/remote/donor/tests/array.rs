@@ -97,6 +97,20 @@ fn room_is_what_all_lend_less_what_is_kept_twice() {
     assert!(refused.contains("less with size="), "{refused}");
 }
 
+/// Both copies of a slab were with one donor, and lost together: only the texts of the addresses were compared.
+#[test]
+fn two_names_of_one_donor_are_not_taken_for_two_donors() {
+    let donors = donors(2);
+    let [one, other] = [donors[0].address().port(), donors[1].address().port()];
+    for options in ["", ",mirror=2"] {
+        let spec = |first: &str, second: &str| format!("donor:{first}+{second},security=plain{options}");
+        let opened = |first: String, second: String| open(&spec(&first, &second).parse::<TierSpec>().unwrap());
+        let refused = opened(format!("127.0.0.1:{one}"), format!("localhost:{one}")).err().unwrap().to_string();
+        assert!(refused.contains("are one donor; give each donor once"), "{refused}");
+        assert!(opened(format!("127.0.0.1:{one}"), format!("localhost:{other}")).is_ok());
+    }
+}
+
 #[test]
 fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
     let donor = start(settings());

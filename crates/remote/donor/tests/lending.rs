@@ -38,6 +38,21 @@ fn bytes_of_one_borrower_are_not_found_by_the_next() {
     }
 }
 
+/// Two runs gave the same slab and the same token for the same range. A process that had not noticed the restart took a
+/// related process's lease for its own, and a key of RDMA for that of another slab.
+#[test]
+fn a_token_of_an_earlier_run_is_no_token_of_a_later_one() {
+    let first_token = || {
+        let (donor, _) = start(settings(1));
+        let token = Peer::borrower(donor.address(), 1).grant(0).token;
+        donor.stop(Duration::ZERO);
+        token
+    };
+    let tokens: Vec<u64> = (0..3).map(|_| first_token()).collect();
+    assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{tokens:?}");
+    assert!(tokens.iter().all(|token| (1..=1 << 37).contains(token)), "{tokens:?}");
+}
+
 /// The thread of a request used to wipe: a borrower that released 6 GiB waited for seconds until all of it was wiped,
 /// and so did one that merely read in the meantime. Here the wiper stands still unless somebody waits for it.
 #[test]

@@ -220,6 +220,28 @@ fn a_drained_donor_lends_and_sets_aside_nothing_new_and_keeps_what_it_has() {
     table.grant(12, quota(2, None), borrower(2, None), RangeIndex(1)).expect("it lends again");
 }
 
+/// What a drain had called back counted as given back in time. So a donor that was drained, which leaves borrowers ten
+/// minutes, did not get its memory back within the minute that an administrator had ordered.
+#[test]
+fn a_drained_donor_reclaims_memory_in_time() {
+    let mut table = LeaseTable::new(8, LEASE_MS);
+    let who = borrower(2, None);
+    (0..4).for_each(|range| _ = table.grant(0, quota(2, None), who, RangeIndex(range)).expect("there is room"));
+    table.set_drained(true);
+    assert_eq!(table.call_back_common(0, 10 * LEASE_MS), 4);
+    assert_eq!(table.reclaim(1, 6, LEASE_MS / 4).len(), 4, "those that nobody has");
+    let ends: Vec<u64> = table.leaving(who, RangeIndex(0)).map(|leaving| leaving.ends_by_ms).collect();
+    assert_eq!(ends, [10 * LEASE_MS, 10 * LEASE_MS, LEASE_MS / 4 + 1, LEASE_MS / 4 + 1]);
+    assert_eq!(table.leaves_whole(who), None);
+    table.renew(LEASE_MS / 2, who);
+    assert_eq!((table.leased(), table.unwiped()), (2, 2), "they were revoked");
+    for now_ms in (1..=20).map(|tenth| tenth * LEASE_MS / 2) {
+        table.renew(now_ms, who);
+    }
+    assert_eq!((table.leased(), table.leaving(who, RangeIndex(0)).count()), (2, 0), "a drain revokes nothing");
+    assert_eq!(table.call_back_common(11 * LEASE_MS, LEASE_MS), 0, "its lease has expired");
+}
+
 #[test]
 fn a_donor_that_reclaims_too_much_says_that_it_breaks_its_reservations() {
     let mut table = LeaseTable::new(8, LEASE_MS);

@@ -101,5 +101,7 @@ impl Store for Unconnected {
         LOOK_EVERY
     }
 
-    fn start_over(&self) {}
+    fn start_over(&self, _: &dyn Fn(&dyn Fn() -> bool)) -> bool {
+        false
+    }
 }

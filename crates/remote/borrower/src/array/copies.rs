@@ -27,7 +27,7 @@ use super::piece::{SlabPiece, pieces};
 use super::place::{POSITIONS, Place};
 use crate::access_failure::{AccessFailure, LinkFailure};
 
-/// How many times a read is tried when the slab's place changes in the meantime.
+/// How many times a read or a write is tried when the slab's place changes in the meantime.
 const PLACES_SEEN_MAX: u32 = 16;
 /// How many times to try to change a place while another thread is changing it, and the pause between attempts. The
 /// other thread needs only a few instructions, but it may have to wait for a CPU.
@@ -175,12 +175,17 @@ impl Parts {
     /// Removes a member that no longer has a slab from the slab's place. If too few members would be left, it is
     /// removed only if `is_certain`.
     pub(super) fn take_out(&self, slab: SlabIndex, member: usize, is_certain: bool) {
+        self.take_out_if(slab, member, is_certain, &|| true);
+    }
+
+    /// As [`take_out`](Self::take_out), unless `may`, which is asked after the place was seen, says no.
+    pub(super) fn take_out_if(&self, slab: SlabIndex, member: usize, is_certain: bool, may: &dyn Fn() -> bool) {
         for _ in 0..BUSY_MAX {
             let seen = self.places.see(slab);
             let place = self.place_of(seen);
             let left = self.shape.judge(place.without(member));
             let is_too_much = left == Place::LOST || self.is_hasty(place, left);
-            if !place.has(member) || is_too_much && !is_certain {
+            if !place.has(member) || is_too_much && !is_certain || !may() {
                 return;
             }
             match self.places.change(slab, seen, left.0) {
@@ -250,20 +255,30 @@ impl Parts {
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
             let _stay = self.places.enter(piece.slab, eighths(piece)).ok_or(AccessFailure::NotNow)?;
-            if self.shape.is_cut() {
-                self.write_shards(piece, part)?;
-            } else {
-                self.write_piece(piece, part)?;
-            }
+            self.write_to_place(piece, part)?;
             rest = behind;
         }
         Ok(())
     }
 
-    /// The caller has entered the slab.
-    fn write_piece(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), AccessFailure> {
-        let slab = piece.slab;
-        let (_, place) = self.place_to_write(slab)?;
+    /// Writes to the members of a place until the place stays the same meanwhile. The caller has entered the slab.
+    fn write_to_place(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), AccessFailure> {
+        for _ in 0..PLACES_SEEN_MAX {
+            let (seen, place) = self.place_to_write(piece.slab)?;
+            let written = if self.shape.is_cut() {
+                self.write_shards(place, piece, bytes)?
+            } else {
+                self.write_copies(place, piece, bytes)?
+            };
+            if self.keep_only(piece.slab, seen, written)? {
+                return Ok(());
+            }
+        }
+        Err(AccessFailure::Busy)
+    }
+
+    /// Stores a piece at the members of a place, as far as they are present. Returns those that have it, one bit each.
+    fn write_copies(&self, place: Place, piece: SlabPiece, bytes: &[u8]) -> Result<u64, AccessFailure> {
         let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_quarantined();
         let is_anybody_there = place.members().any(is_there);
         let (mut written, mut failed) = (0, AccessFailure::NoMember);
@@ -274,12 +289,12 @@ impl Parts {
             match self.members[member].store.write(piece.offset, bytes) {
                 Ok(()) => written |= 1 << member,
                 Err(failure) => {
-                    self.request_failed(member, slab, failure);
+                    self.request_failed(member, piece.slab, failure);
                     failed = failure;
                 }
             }
         }
-        if written == 0 { Err(failed) } else { self.keep_only(slab, written) }
+        if written == 0 { Err(failed) } else { Ok(written) }
     }
 
     /// The place that a slab is written to. Chooses one if no member has the slab.
@@ -369,28 +384,29 @@ impl Parts {
     }
 
     /// Removes from the place every member that a write has not reached; `written` has those that it has reached. A
-    /// writer that has entered the slab calls this before it reports success. Fails, and so does the write, if the
-    /// members that are left are too few, or if too few of them are healthy and a healthy one may soon be back.
-    pub(super) fn keep_only(&self, slab: SlabIndex, written: u64) -> Result<(), AccessFailure> {
+    /// writer that has entered the slab calls this before it reports success. Returns false if the slab has had another
+    /// place since it was `seen`: then the write has to be repeated. A member may have been removed and have got the
+    /// slab again, without what was written. Fails, and so does the write, if the members that are left are too few, or
+    /// if too few of them are healthy and a healthy one may soon be back.
+    pub(super) fn keep_only(&self, slab: SlabIndex, seen: Seen, written: u64) -> Result<bool, AccessFailure> {
+        let place = self.place_of(seen);
+        let left = self.shape.judge(place.only(written));
+        if left == place || !self.places.holds(slab, seen) {
+            return Ok(self.places.holds(slab, seen));
+        }
+        if left == Place::LOST {
+            return Err(AccessFailure::TooFewMembers);
+        }
+        if self.is_hasty(place, left) {
+            return Err(AccessFailure::NotNow);
+        }
         for _ in 0..BUSY_MAX {
-            let seen = self.places.see(slab);
-            let place = self.place_of(seen);
-            let left = self.shape.judge(place.only(written));
-            if left == Place::LOST {
-                return Err(AccessFailure::TooFewMembers);
-            }
-            if left == place {
-                return Ok(());
-            }
-            if self.is_hasty(place, left) {
-                return Err(AccessFailure::NotNow);
-            }
             match self.places.change(slab, seen, left.0) {
                 Ok(_) => {
                     self.count_loss(left, place.count() - left.count());
-                    return Ok(());
+                    return Ok(true);
                 }
-                Err(Refused::Changed(_)) => {}
+                Err(Refused::Changed(_)) => return Ok(false),
                 Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
             }
         }

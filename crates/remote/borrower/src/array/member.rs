@@ -119,8 +119,17 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// After a restart of the member: forgets everything that the member had, and starts again.
-    fn start_over(&self);
+    /// After a restart of the member: forgets everything that the member had, and starts again. Related processes share
+    /// what the member is believed to have, and one of them forgets it for all. In that one, `forget` is called, to
+    /// remove the member from all places. It gets a function that tells, about a place that was just seen, whether that
+    /// place is still from before the restart. Returns false if a related process is doing this now; then it is called
+    /// again later.
+    fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool;
+
+    /// The run of the member that has what is stored; 0 if it is not known.
+    fn run(&self) -> u64 {
+        0
+    }
 }
 
 /// Room that was set aside for a range, until it is taken again or given back. Only the store interprets the
@@ -180,6 +189,8 @@ pub(crate) struct Member {
     wrong_pages: AtomicU64,
     /// There were too many wrong pages.
     is_quarantined: AtomicBool,
+    /// The run of the member that this process last found; 0: none yet.
+    run: AtomicU64,
     /// The member was restarted, and this has not been reported.
     pub(crate) was_restarted: AtomicBool,
     /// What was last reported about it (`notices.rs`).
@@ -204,6 +215,7 @@ impl Member {
             lacks_slabs: AtomicBool::new(false),
             wrong_pages: zero(),
             is_quarantined: AtomicBool::new(false),
+            run: zero(),
             was_restarted: AtomicBool::new(false),
             last_notice: AtomicU8::new(Notice::Present as u8),
             drain: Drain::default(),
@@ -226,10 +238,24 @@ impl Member {
         self.is_quarantined.load(Ordering::Acquire)
     }
 
-    /// Ends the quarantine: the member was restarted and has none of its wrong pages any more.
-    pub(crate) fn end_quarantine(&self) {
+    /// Called when the member has answered. A related process may have noticed and dealt with a restart that this one
+    /// has not noticed.
+    pub(crate) fn follow_run(&self) {
+        let run = self.store.run();
+        let before = self.run.load(Ordering::Relaxed);
+        if before != 0 && run != 0 && before != run {
+            self.restarted();
+        }
+        self.run.store(run, Ordering::Relaxed);
+    }
+
+    /// The member was restarted: ends the quarantine, because the member has none of its wrong pages any more, and has
+    /// the restart reported.
+    pub(crate) fn restarted(&self) {
+        self.run.store(0, Ordering::Relaxed);
         self.wrong_pages.store(0, Ordering::Relaxed);
         self.is_quarantined.store(false, Ordering::Release);
+        self.was_restarted.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -370,7 +396,9 @@ mod tests {
         fn look_every(&self) -> Duration {
             Duration::from_secs(20)
         }
-        fn start_over(&self) {}
+        fn start_over(&self, _: &dyn Fn(&dyn Fn() -> bool)) -> bool {
+            true
+        }
     }
 
     #[test]

@@ -26,18 +26,18 @@
 //!
 //! Threads: any, including signal handlers, except for `plan` and `claim`, which allocate. Locks nothing.
 //!
-//! | word | meaning                                              |
-//! |------|------------------------------------------------------|
-//! | 0    | the state                                            |
-//! | 1    | the key of the member                                |
-//! | 2    | the weight                                           |
-//! | 3    | the ordinal                                          |
-//! | 4    | the number of pins                                   |
-//! | 5    | the number of slabs that the donor lends             |
-//! | 6    | the length of the text in bytes                      |
-//! | 7    | the token of the donor's reservation; 0 without one  |
-//! | 8    | the donor's incarnation; 0 before the first greeting |
-//! | 9–63 | the text: the address, a zero, the server name       |
+//! | word  | meaning                                               |
+//! |-------|-------------------------------------------------------|
+//! | 0     | the state                                             |
+//! | 1     | the key of the member                                 |
+//! | 2     | the weight                                            |
+//! | 3     | the ordinal                                           |
+//! | 4     | the number of pins                                    |
+//! | 5     | the number of slabs that the donor lends              |
+//! | 6     | the length of the text in bytes                       |
+//! | 7     | the token of the donor's reservation; 0 without one   |
+//! | 8–9   | the donor's run, and who forgets the one before it    |
+//! | 10–64 | the text: the address, a zero, the server name        |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,9 +48,10 @@ use aquifer_tier::{MemberKey, MembershipFailure, Newcomer};
 
 use super::layout::WEIGHT_MAX;
 use super::place::Place;
+use crate::donor::INCARNATION_WORDS;
 
 /// Words of one seat.
-const SEAT_WORDS: usize = 64;
+const SEAT_WORDS: usize = 65;
 const STATE: usize = 0;
 const KEY: usize = 1;
 const WEIGHT: usize = 2;
@@ -59,8 +60,8 @@ const PINS: usize = 4;
 const SLABS: usize = 5;
 const TEXT_BYTES: usize = 6;
 const RESERVATION: usize = 7;
-const INSTANCE: usize = 8;
-const TEXT: usize = 9;
+const INCARNATION: usize = 8;
+const TEXT: usize = INCARNATION + INCARNATION_WORDS;
 /// The longest text that a seat has room for. A host's name has at most 253 characters.
 const TEXT_BYTES_MAX: usize = (SEAT_WORDS - TEXT) * size_of::<u64>();
 
@@ -280,11 +281,11 @@ impl MemberTable {
         self.words.part(word..word + 1)
     }
 
-    /// The word with the incarnation of the donor that granted the leases of a seat. A process of the family that
-    /// connects later learns from it that the donor has been restarted since.
-    pub(super) fn instance(&self, seat: usize) -> Words {
-        let word = seat * SEAT_WORDS + INSTANCE;
-        self.words.part(word..word + 1)
+    /// The words with the run of the donor that has granted the leases of a seat (`donor/incarnation.rs`). A process of
+    /// the family that connects later learns from them that the donor has been restarted since.
+    pub(super) fn incarnation(&self, seat: usize) -> Words {
+        let word = seat * SEAT_WORDS + INCARNATION;
+        self.words.part(word..word + INCARNATION_WORDS)
     }
 
     fn text(&self, seat: usize) -> Vec<u8> {
@@ -346,7 +347,7 @@ impl MemberTable {
         self.describe(seat, newcomer);
         self.word(seat, KEY).store(newcomer.key.0, Ordering::SeqCst);
         self.word(seat, ORDINAL).store(u64::from(ordinal), Ordering::SeqCst);
-        self.word(seat, INSTANCE).store(0, Ordering::SeqCst);
+        self.incarnation(seat).iter().for_each(|word| word.store(0, Ordering::SeqCst));
         self.word(seat, TEXT_BYTES).store(text.len() as u64, Ordering::SeqCst);
         for (word, bytes) in (TEXT..).zip(text.chunks(size_of::<u64>())) {
             let mut padded = [0; size_of::<u64>()];

@@ -46,8 +46,8 @@ pub(crate) struct SeatWords {
     pub(crate) doubted: Option<Words>,
     /// One word: the token of the reservation from which the member borrows now.
     pub(crate) reservation: Words,
-    /// One word: the incarnation of the donor that granted the leases; 0 before the first greeting.
-    pub(crate) instance: Words,
+    /// The run of the donor that has granted the leases (`donor/incarnation.rs`).
+    pub(crate) incarnation: Words,
 }
 
 /// A donor that has been asked.
@@ -188,8 +188,8 @@ impl Parts {
         let ranges = self.shape.ranges(self.slabs);
         let part = |words: &Words| words.part(seat * ranges..(seat + 1) * ranges);
         let (leases, doubted) = (part(&admission.leases), admission.doubted.as_ref().map(part));
-        let (reservation, instance) = (self.member_table.reservation(seat), self.member_table.instance(seat));
-        let words = SeatWords { leases, doubted, reservation, instance };
+        let (reservation, incarnation) = (self.member_table.reservation(seat), self.member_table.incarnation(seat));
+        let words = SeatWords { leases, doubted, reservation, incarnation };
         let store = (reached.accept)(words)?;
         self.members[seat].store.connect(store);
         Ok(())

@@ -24,6 +24,11 @@ use crate::access_failure::{AccessFailure, LinkFailure};
 /// Slabs of such an array.
 pub(super) const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
+/// This process forgets what a member had before its restart; a related process does so now, or has done so.
+pub(super) const THIS: u64 = 0;
+pub(super) const OTHER: u64 = 1;
+pub(super) const NOBODY: u64 = 2;
+
 /// A member's memory, and what has to happen to it.
 pub struct Memory {
     /// By range: the bytes, and the number of the call of `take` that last set this room aside.
@@ -36,10 +41,15 @@ pub struct Memory {
     pub(super) lies: AtomicBool,
     /// The member reclaims what it has lent.
     pub(super) is_leaving: AtomicBool,
+    /// Which process of the family forgets what it had before a restart, and its run.
+    pub(super) forgetter: AtomicU64,
+    pub(super) run: AtomicU64,
     /// How long its contents stay without a look, in milliseconds.
     pub(super) look_every_ms: AtomicU64,
     /// Operations until one fails; negative: none fails.
     pub(super) fails_in: AtomicI64,
+    /// What happens once, after the next write to this member.
+    pub(super) once_written: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// What other threads do meanwhile when room is taken at this member, as at the beginning of a copy.
     pub(super) meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -54,8 +64,11 @@ impl Memory {
             is_new: AtomicBool::new(false),
             lies: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
+            forgetter: AtomicU64::new(THIS),
+            run: AtomicU64::new(1),
             look_every_ms: AtomicU64::new(20_000),
             fails_in: AtomicI64::new(-1),
+            once_written: Mutex::default(),
             meanwhile: Mutex::default(),
         })
     }
@@ -106,7 +119,10 @@ impl Memory {
             // Copying a slab takes a while, so that somebody writes in the meantime.
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.with(offset, |slab, at| slab[at..][..bytes.len()].copy_from_slice(bytes))
+        self.with(offset, |slab, at| slab[at..][..bytes.len()].copy_from_slice(bytes))?;
+        let act = self.once_written.lock().unwrap_or_else(PoisonError::into_inner).take();
+        act.into_iter().for_each(|act| act());
+        Ok(())
     }
 }
 
@@ -177,8 +193,19 @@ impl Store for Arc<Memory> {
         Duration::from_millis(self.look_every_ms.load(Ordering::SeqCst))
     }
 
-    fn start_over(&self) {
+    fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool {
+        match self.forgetter.load(Ordering::SeqCst) {
+            OTHER => return false,
+            NOBODY => {}
+            _ => forget(&|| true),
+        }
         self.is_new.store(false, Ordering::SeqCst);
+        self.run.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+
+    fn run(&self) -> u64 {
+        self.run.load(Ordering::SeqCst)
     }
 }
 

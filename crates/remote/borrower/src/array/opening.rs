@@ -18,6 +18,11 @@ impl Array {
         let shape = spec.redundancy.shape();
         let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, shape.is_redundant());
         let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, BorrowFailure>>()?;
+        // Two copies of a slab would be with one donor, and lost together.
+        if let Some((index, other)) = same(&offers) {
+            let address = |index: usize| spec.members[index].donor.address.clone();
+            return Err(BorrowFailure::SameDonor { address: address(index), other: address(other) });
+        }
         // A donor that does not answer is assumed to lend as much as the others once it does.
         let Some(max) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
@@ -51,6 +56,14 @@ impl Array {
     pub fn check_place(spec: &ArraySpec) -> Result<(), BorrowFailure> {
         spec.members.iter().try_for_each(|member| Donor::check_place(&member.donor))
     }
+}
+
+/// The first two offers that are of one donor, under two names.
+fn same(offers: &[Offer]) -> Option<(usize, usize)> {
+    let first = |offer: &Offer| offers.iter().position(|other| other.run() == offer.run());
+    let twice = |(index, offer): (usize, &Offer)| first(offer).map(|first| (first, index));
+    let there = offers.iter().enumerate().filter(|(_, offer)| offer.run().is_some());
+    there.filter_map(twice).find(|(first, index)| first < index)
 }
 
 /// How many slabs the array has if the donors have room for `lendable` slabs.

@@ -23,7 +23,6 @@ use aquifer_tier::{Activity, Completion, Operation, QUEUE_DEPTH_MAX, Request, Ti
 use super::copies::eighths;
 use super::member_queues::MemberQueues;
 use super::piece::pieces;
-use super::place::Place;
 use super::{NAME, Parts, tier_failure};
 use crate::access_failure::AccessFailure;
 
@@ -158,20 +157,22 @@ impl ArrayQueue {
 
     /// Continues a write that has been at one member: sends it to the next, or ends it.
     fn go_on_writing(&mut self, flight: Flight, is_written: bool, buffer: FrameBuffer) {
-        let Flight { operation, offset, tag, slab, member, .. } = flight;
+        let Flight { operation, offset, tag, slab, seen, member, .. } = flight;
         let written = flight.written | u64::from(is_written) << member;
-        let place = self.parts.place(slab);
-        let next = place.members().find(|member| written & 1 << member == 0);
-        match next {
-            Some(next) if is_written && self.is_there(next) => {
+        let next = self.parts.place_of(seen).members().find(|member| written & 1 << member == 0);
+        let kept = match next {
+            Some(next) if is_written && self.is_there(next) && self.parts.places.holds(slab, seen) => {
                 return self.send(Flight { written, member: next, ..flight }, buffer);
             }
+            Some(_) => Ok(false),
+            None => self.parts.keep_only(slab, seen, written),
+        };
+        match kept {
+            Ok(true) => self.finished.add(tag, buffer, Ok(())),
             // Repeats the whole write: it stores the same bytes again.
-            Some(_) => self.do_now(operation, offset, buffer, tag),
-            None if place == Place::LOST => self.do_now(operation, offset, buffer, tag),
-            None => {
-                let kept = self.parts.keep_only(slab, written);
-                let outcome = kept.map_err(|failure| tier_failure(Activity::Write, offset, failure));
+            Ok(false) => self.do_now(operation, offset, buffer, tag),
+            Err(failure) => {
+                let outcome = Err(tier_failure(Activity::Write, offset, failure));
                 self.finished.add(tag, buffer, outcome);
             }
         }

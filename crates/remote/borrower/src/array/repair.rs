@@ -171,15 +171,15 @@ impl Parts {
                     member.lacks_slabs.fetch_or(self.is_given_up(index), Ordering::AcqRel);
                     member.found();
                 }
+                member.follow_run();
                 member.looked(true);
             }
             Err(failure) => {
                 self.note(index, failure);
                 if failure == AccessFailure::Link(LinkFailure::Restarted) {
-                    self.give_up(index, true);
-                    member.store.start_over();
-                    member.end_quarantine();
-                    member.was_restarted.store(true, Ordering::Release);
+                    if member.store.start_over(&|is_old| self.forget(index, is_old)) {
+                        member.restarted();
+                    }
                 } else if self.is_given_up(index) {
                     if verify.is_some() && self.may_have_leases(index) {
                         // Each slab is moved by itself, once there is a verified copy: see `copy`.
@@ -207,6 +207,12 @@ impl Parts {
     /// Removes a member from all places: it has nothing any more, or is treated as if it had nothing.
     pub(super) fn give_up(&self, index: usize, is_certain: bool) {
         SlabIndex::all(self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
+    }
+
+    /// Removes a member that was restarted from all places that it had before. A related process may have done so
+    /// already, and stored something there since: `is_old` tells whether a place that was just seen is from before.
+    pub(super) fn forget(&self, index: usize, is_old: &dyn Fn() -> bool) {
+        SlabIndex::all(self.reached()).for_each(|slab| self.take_out_if(slab, index, true, is_old));
     }
 
     /// Makes copies for a bounded time. Returns true when there may be more to do immediately.

@@ -194,10 +194,9 @@ impl Parts {
         wrong.unwrap_or_default()
     }
 
-    /// Stores `bytes`. The caller has entered the slab.
-    pub(super) fn write_shards(&self, piece: SlabPiece, bytes: &[u8]) -> Result<(), AccessFailure> {
-        let slab = piece.slab;
-        let (_, place) = self.place_to_write(slab)?;
+    /// Stores the shards of a piece at the members of a place, as far as they are present. Returns those that have
+    /// them, one bit each, if they are enough.
+    pub(super) fn write_shards(&self, place: Place, piece: SlabPiece, bytes: &[u8]) -> Result<u64, AccessFailure> {
         let is_there = |position: &usize| {
             self.at(place, *position).is_some_and(|(_, member)| !member.is_lost() && !member.is_quarantined())
         };
@@ -210,11 +209,11 @@ impl Parts {
             let part = self.shape.part(chunk);
             good = self.cutter().with_shards(part.bytes, |shards| {
                 code.encode(&bytes[range], shards);
-                self.spread(place, good, slab, part, shards)
+                self.spread(place, good, piece.slab, part, shards)
             })?;
         }
         let members = positions(good).filter_map(|position| place.at(position));
-        self.keep_only(slab, members.fold(0, |mask, member| mask | 1 << member))
+        Ok(members.fold(0, |mask, member| mask | 1 << member))
     }
 
     /// Stores shards at the members at these positions, all at the same time. Returns the positions that have accepted

@@ -10,6 +10,7 @@ mod membership;
 mod overwritten;
 mod parity;
 mod quarantine;
+mod restarts;
 mod silence;
 mod verified;
 

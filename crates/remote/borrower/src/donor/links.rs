@@ -34,6 +34,7 @@ use aquifer_wire::{BorrowerId, Message, Refusal};
 use super::channel::{Miss, Security};
 use super::deadline::Deadline;
 use super::endpoint::Endpoint;
+use super::incarnation::{Greeter, Incarnation};
 use super::link::{Greeting, Link};
 use super::recalls::Recalls;
 use super::timeouts::Timeouts;
@@ -68,13 +69,14 @@ pub(crate) struct Links {
     lines: Box<[Line]>,
     /// Signalled when a link becomes free.
     freed: EventCount,
-    /// One word that related processes share, as they share the leases: the incarnation of the donor that granted the
-    /// leases; 0 before the first greeting.
-    instance: Words,
+    /// Shared by related processes, as the leases are.
+    incarnation: Incarnation,
     /// One word that related processes share: the token of the reservation from which they borrow; 0 for none.
     reservation: Words,
     /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
+    /// How long the donor's leases last, as it said in its last greeting, in milliseconds; 0 before the first one.
+    lease_ms: AtomicU64,
     /// If a connection exists, no further one is tried before this time.
     crowded_until_ns: AtomicU64,
     /// Whether the donor had no room for a connection while threads that wait for a fault had none.
@@ -175,7 +177,6 @@ impl Links {
         timeouts: Timeouts,
     ) -> Result<Links, Errno> {
         let lines = links.into_iter().map(|link| Line { link, taken: AtomicU32::new(FREE) }).collect();
-        let (instance, reservation) = Words::shared(2)?.split_at(1);
         Ok(Links {
             endpoint,
             who,
@@ -184,9 +185,10 @@ impl Links {
             timeouts,
             lines,
             freed: EventCount::new(),
-            instance,
-            reservation,
+            incarnation: Incarnation::new()?,
+            reservation: Words::shared(1)?,
             own,
+            lease_ms: AtomicU64::new(0),
             crowded_until_ns: AtomicU64::new(0),
             is_starved: AtomicBool::new(false),
         })
@@ -249,13 +251,11 @@ impl Links {
     }
 
     /// Borrows from the reservation whose token is in the first word, and follows changes of the word. The leases are
-    /// those of the incarnation in the second word: if another one has greeted, its connections end, and the next
-    /// greeting reports the restart.
-    pub(crate) fn follow(&mut self, reservation: Words, instance: Words) {
-        let greeted = self.instance().load(Ordering::Relaxed);
-        (self.reservation, self.instance) = (reservation, instance);
-        let known = self.instance().compare_exchange(0, greeted, Ordering::Relaxed, Ordering::Relaxed);
-        if greeted != 0 && known.is_err_and(|known| known != greeted) {
+    /// those of the run in the other words: if another one has greeted, its connections end, and the next greeting
+    /// reports the restart.
+    pub(crate) fn follow(&mut self, reservation: Words, incarnation: Words) {
+        self.reservation = reservation;
+        if !self.incarnation.follow(incarnation) {
             self.lines.iter().for_each(|line| line.link.disconnect(&self.endpoint));
         }
     }
@@ -269,8 +269,9 @@ impl Links {
         link.is_connected(&self.endpoint)
     }
 
-    fn instance(&self) -> &AtomicU64 {
-        &self.instance[0]
+    /// The run of the donor that has granted the leases.
+    pub(crate) fn incarnation(&self) -> &Incarnation {
+        &self.incarnation
     }
 
     pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
@@ -279,28 +280,38 @@ impl Links {
 
     fn connect_within(&self, link: &Link, timeouts: &Timeouts) -> Result<Greeting, Miss> {
         let token = self.reservation[0].load(Ordering::SeqCst);
+        let run = self.incarnation.run();
         let greeting = link.connect(&self.endpoint, self.who.in_reservation(token), timeouts);
-        let greeting = greeting.map_err(|miss| self.judge(miss, token))?;
-        let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
-        match known {
-            Err(known) if known != greeting.instance => {
-                // The donor was restarted, and has lost everything that was stored before.
-                link.disconnect(&self.endpoint);
-                Err(Loss::Connection(LinkFailure::Restarted).into())
+        let greeting = greeting.map_err(|miss| self.judge(miss, token, run))?;
+        let failure = match self.incarnation.meet(run, greeting.instance) {
+            Greeter::Known => {
+                self.lease_ms.store(greeting.lease.as_millis() as u64, Ordering::Relaxed);
+                return Ok(greeting);
             }
-            _ => Ok(greeting),
-        }
+            // The donor was restarted, and has lost everything that was stored before.
+            Greeter::Later => LinkFailure::Restarted,
+            Greeter::Unclear => LinkFailure::Ended,
+        };
+        link.disconnect(&self.endpoint);
+        Err(Loss::Connection(failure).into())
     }
 
     /// A donor that knew the reservation and no longer knows it was restarted, and has lost all stored bytes.
-    fn judge(&self, miss: Miss, token: u64) -> Miss {
+    /// `run` was the known run when the connection was begun.
+    fn judge(&self, miss: Miss, token: u64, run: u64) -> Miss {
         let is_unknown = token != 0 && matches!(miss, Miss::Refused(Refusal::NoLease | Refusal::NotYours));
-        let was_known = self.instance().load(Ordering::Relaxed) != 0;
         // Unless the donor has joined again meanwhile, with another reservation.
-        if is_unknown && was_known && self.reservation[0].load(Ordering::SeqCst) == token {
+        let is_over = is_unknown && self.reservation[0].load(Ordering::SeqCst) == token;
+        if is_over && self.incarnation.find_over(run) == Greeter::Later {
             return Loss::Connection(LinkFailure::Restarted).into();
         }
         miss
+    }
+
+    /// How long the donor's leases last; `None` before the first greeting.
+    pub(crate) fn lease(&self) -> Option<Duration> {
+        let lease_ms = self.lease_ms.load(Ordering::Relaxed);
+        (lease_ms != 0).then(|| Duration::from_millis(lease_ms))
     }
 
     /// The address on this machine from which the donor is reached, if a link is connected.
@@ -437,11 +448,6 @@ impl Links {
         let deadline = Deadline::after(self.timeouts.answer);
         let request = taken.line.link.begin(&self.endpoint, message, payload, deadline).ok()?;
         Some(Begun { taken, request, deadline, is_finished: false })
-    }
-
-    /// Forgets which incarnation of the donor it was connected to. The next one that answers is accepted.
-    pub(crate) fn start_over(&self) {
-        self.instance().store(0, Ordering::Relaxed);
     }
 
     /// Called in a forked child: replaces the parent's sockets by new ones. Returns whether there was anything to do.

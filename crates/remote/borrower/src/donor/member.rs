@@ -88,6 +88,11 @@ impl Offer {
         self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
     }
 
+    /// Identifies the donor's run; `None` if it has not answered.
+    pub(crate) fn run(&self) -> Option<u64> {
+        self.greeting.as_ref().ok().map(|greeting| greeting.instance)
+    }
+
     /// Why the donor has not answered; `None` if it has.
     pub(crate) fn why_absent(self) -> Option<BorrowFailure> {
         self.greeting.err()
@@ -104,7 +109,7 @@ impl Offer {
     /// The donor as a member that joins an array, with leases in words that related processes share. `is_opener`: this
     /// process has opened the array.
     pub(crate) fn join(mut self, words: SeatWords, is_opener: bool) -> Result<Share, BorrowFailure> {
-        self.links.follow(words.reservation, words.instance);
+        self.links.follow(words.reservation, words.incarnation);
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let ranges = Ranges::over(words.leases, words.doubted);
@@ -243,60 +248,167 @@ impl Store for Share {
         self.0.take_notice()
     }
 
-    fn start_over(&self) {
-        self.0.start_over();
+    fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool {
+        self.0.start_over(forget)
+    }
+
+    fn run(&self) -> u64 {
+        self.0.run()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
     use aquifer_sys::words::Words;
     use aquifer_wire::{HEADER_BYTES, Header};
 
-    use super::super::SpareSockets;
+    use super::super::{INCARNATION_WORDS, SpareSockets};
     use super::*;
     use crate::spec::DonorSecurity;
 
-    /// A donor that greets as this incarnation, and says nothing more.
-    fn donor(instance: u64) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        std::thread::spawn(move || {
-            let mut streams = Vec::new();
-            for mut stream in listener.incoming().flatten() {
-                stream.read_exact(&mut [0; HEADER_BYTES]).unwrap();
-                let (lease_ms, lendable_bytes) = (60_000, 8 * SLAB_BYTES);
-                let welcome = Message::Welcome { version: 1, lease_ms, instance, first_request: 5, lendable_bytes };
-                stream.write_all(&Header::new(0, welcome, &[]).encode()).unwrap();
-                streams.push(stream);
-            }
-        });
-        address
+    const RESTARTED: Result<(), AccessFailure> = Err(AccessFailure::Link(LinkFailure::Restarted));
+    const RANGES: usize = 8;
+
+    /// A donor that greets, and answers renewals.
+    struct Donor {
+        address: SocketAddr,
+        instance: AtomicU64,
+        lease_ms: AtomicU32,
+        streams: Mutex<Vec<TcpStream>>,
+    }
+
+    impl Donor {
+        fn start() -> Arc<Donor> {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let donor = Arc::new(Donor {
+                address,
+                instance: AtomicU64::new(11),
+                lease_ms: AtomicU32::new(60_000),
+                streams: Mutex::default(),
+            });
+            let shared = Arc::clone(&donor);
+            std::thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    shared.streams.lock().unwrap().push(stream.try_clone().unwrap());
+                    let (donor, instance) = (Arc::clone(&shared), shared.instance.load(Ordering::SeqCst));
+                    std::thread::spawn(move || while donor.answer(&stream, instance).is_ok() {});
+                }
+            });
+            donor
+        }
+
+        fn answer(&self, mut stream: &TcpStream, instance: u64) -> std::io::Result<()> {
+            let mut header = [0; HEADER_BYTES];
+            stream.read_exact(&mut header)?;
+            let header = Header::decode(&header).unwrap();
+            let answer = match header.message {
+                Message::Hello { .. } => {
+                    let lease_ms = self.lease_ms.load(Ordering::SeqCst);
+                    let lendable_bytes = RANGES as u64 * SLAB_BYTES;
+                    Message::Welcome { version: 1, lease_ms, instance, first_request: 5, lendable_bytes }
+                }
+                _ => Message::Renewed { leases: 1, expires_in_ms: 60_000 },
+            };
+            stream.write_all(&Header::new(header.request, answer, &[]).encode())
+        }
+
+        fn restart(&self) {
+            self.instance.fetch_add(1, Ordering::SeqCst);
+            self.streams.lock().unwrap().drain(..).for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+        }
+    }
+
+    /// What related processes share: each of them has joined the donor by itself.
+    struct Family {
+        words: Words,
+        spares: SpareSockets,
+    }
+
+    impl Family {
+        fn new() -> Family {
+            let spares = SpareSockets::new(SocketAddr::from(([127, 0, 0, 1], 0)), 3);
+            Family { words: Words::shared(RANGES + 1 + INCARNATION_WORDS).unwrap(), spares }
+        }
+
+        fn join(&self, donor: &Donor) -> Share {
+            let (address, security) = (donor.address.to_string(), DonorSecurity::Plain);
+            let spec = DonorSpec { address, size: None, security, rdma: None, tree: None, reservation: 0 };
+            let taken = self.spares.take().unwrap();
+            let offer = Offer::ask_on(taken.sockets(), donor.address, &spec, BorrowerId(1 << 100), true).unwrap();
+            taken.keep();
+            let (leases, others) = self.words.split_at(RANGES);
+            let (reservation, incarnation) = others.split_at(1);
+            let words = SeatWords { leases, doubted: None, reservation, incarnation };
+            offer.join(words, false).unwrap()
+        }
     }
 
     /// A process that joined a member after its donor's restart took what it found there for what its family had
     /// stored, and a process that had joined before dropped what the first one stored then.
     #[test]
     fn a_process_that_joins_later_notices_that_the_donor_was_restarted() {
-        let words = Words::shared(10).unwrap();
-        let spares = SpareSockets::new(SocketAddr::from(([127, 0, 0, 1], 0)), 3);
-        let join = |address: SocketAddr| {
-            let (name, security) = (address.to_string(), DonorSecurity::Plain);
-            let spec = DonorSpec { address: name, size: None, security, rdma: None, tree: None, reservation: 0 };
-            let taken = spares.take().unwrap();
-            let offer = Offer::ask_on(taken.sockets(), address, &spec, BorrowerId(1 << 100), true).unwrap();
-            taken.keep();
-            let (reservation, instance) = (words.part(8..9), words.part(9..10));
-            offer.join(SeatWords { leases: words.part(0..8), doubted: None, reservation, instance }, false).unwrap()
+        let (family, donor) = (Family::new(), Donor::start());
+        let first = family.join(&donor);
+        donor.restart();
+        assert_eq!(family.join(&donor).look(), RESTARTED);
+        assert_eq!(first.look(), RESTARTED);
+        assert!(first.start_over(&|_| {}));
+        assert_eq!(family.join(&donor).look(), Ok(()), "what the family stores from now on is there");
+    }
+
+    /// Two processes noticed the restart. The second one forgot the leases of what the first one had stored again by
+    /// then, and the slabs were lost.
+    #[test]
+    fn what_one_process_stores_after_a_restart_another_one_does_not_forget() {
+        let (family, donor) = (Family::new(), Donor::start());
+        let (first, second) = (family.join(&donor), family.join(&donor));
+        let (old, new) = (Lease::granted(3, 300).unwrap(), Lease::granted(5, 1).unwrap());
+        first.0.ranges().learn(RangeIndex(0), old);
+        donor.restart();
+        assert_eq!((first.look(), second.look()), (RESTARTED, RESTARTED));
+        let forgotten = AtomicU64::new(0);
+        let forget = |is_old: &dyn Fn() -> bool| _ = forgotten.fetch_add(u64::from(is_old()), Ordering::SeqCst);
+        assert!(first.start_over(&forget));
+        assert_eq!((first.room(RangeIndex(0)), first.look()), (None, Ok(())));
+        first.0.ranges().learn(RangeIndex(0), new);
+        assert!(second.start_over(&forget));
+        assert_eq!(first.room(RangeIndex(0)), Some(Room(new.word())));
+        assert!(second.room(RangeIndex(0)).is_some() && second.look() == Ok(()));
+        assert_eq!((forgotten.into_inner(), first.run(), second.run()), (1, 12, 12));
+    }
+
+    /// Leases were renewed as seldom as at first, and ended before that.
+    #[test]
+    fn leases_are_renewed_as_often_as_the_donors_last_run_says() {
+        let (family, donor) = (Family::new(), Donor::start());
+        let share = family.join(&donor);
+        assert_eq!(share.look_every(), Duration::from_secs(20));
+        donor.lease_ms.store(3000, Ordering::SeqCst);
+        donor.restart();
+        assert_eq!(share.look(), RESTARTED);
+        assert!(share.start_over(&|_| {}));
+        assert_eq!((share.look(), share.look_every()), (Ok(()), Duration::from_secs(1)));
+    }
+
+    /// While one process forgets, the others neither forget nor connect.
+    #[test]
+    fn while_one_process_forgets_another_one_waits() {
+        let (family, donor) = (Family::new(), Donor::start());
+        let (first, second) = (family.join(&donor), family.join(&donor));
+        donor.restart();
+        assert_eq!((first.look(), second.look()), (RESTARTED, RESTARTED));
+        let meanwhile = |is_old: &dyn Fn() -> bool| {
+            assert!(is_old() && !second.start_over(&|_| panic!("another one does it")));
+            assert_eq!(second.look(), RESTARTED);
         };
-        let (before, after) = (donor(11), donor(12));
-        let first = join(before);
-        let restarted = Err(AccessFailure::Link(LinkFailure::Restarted));
-        assert_eq!(join(after).look(), restarted);
-        first.start_over();
-        assert_ne!(join(after).look(), restarted, "what the family stores from now on is there");
+        assert!(first.start_over(&meanwhile));
+        assert!(second.start_over(&|_| panic!("another one has done it")));
+        assert_eq!((second.look(), first.look()), (Ok(()), Ok(())));
     }
 }

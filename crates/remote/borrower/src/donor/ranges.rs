@@ -220,15 +220,27 @@ impl Ranges {
         }
     }
 
-    /// Forgets all leases: the next ones are of another run of the donor, whose tokens start again. Nothing that was
-    /// sent before arrives there.
-    pub(crate) fn forget_all(&self) {
-        let right = match &self.right {
-            Right::Granted(own) => &own[..],
-            Right::Doubted(doubted) => doubted,
+    /// Forgets the leases of a run of the donor that is over. Nothing that was sent before arrives at the next one.
+    /// `is_valid` is asked about each word after it was read: whether it is of that run.
+    pub(crate) fn forget_all(&self, is_valid: &dyn Fn() -> bool) {
+        let forget = |word: &AtomicU64| {
+            let known = word.load(Ordering::Acquire);
+            if known != 0 && is_valid() {
+                let _ = word.compare_exchange(known, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
         };
-        right.iter().for_each(|word| word.store(0, Ordering::Release));
-        self.leases.iter().for_each(|word| word.store(0, Ordering::Release));
+        if let Right::Doubted(doubted) = &self.right {
+            doubted.iter().for_each(forget);
+        }
+        self.leases.iter().for_each(forget);
+    }
+
+    /// Forgets what only this process knows of the leases of a run of the donor that is over.
+    pub(crate) fn forget_own(&self) {
+        if let Right::Granted(own) = &self.right {
+            own.iter().for_each(|word| word.store(0, Ordering::Release));
+        }
+        self.none_leaves();
     }
 
     /// Records that the donor reclaims the slab of a range, by `leave_by_ns` at the latest. Ignores a slab that is not
@@ -358,7 +370,7 @@ mod tests {
         let (old, new, newer) = (old.unwrap(), new.unwrap(), newer.unwrap());
         for writers in [Writers::One, Writers::Several] {
             let ranges = Ranges::new(1, writers).unwrap();
-            ranges.forget_all();
+            ranges.forget_all(&|| true);
             ranges.learn(RANGE, old);
             // The lease is used, and refused as stale.
             ranges.doubt(RANGE, old);

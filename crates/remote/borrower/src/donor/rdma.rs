@@ -35,6 +35,7 @@ use aquifer_tier::plain_queue::PlainQueue;
 use aquifer_wire::{Message, PairEnd, RangeIndex, SLAB_BYTES};
 
 use super::completion::completion;
+use super::incarnation::Incarnation;
 use super::links::{Begun, Links, REFRESH_EVERY};
 use super::ranges::Lease;
 use super::recalls::Recalls;
@@ -358,13 +359,19 @@ impl Transport for Rdma {
         self.tcp.recalls()
     }
 
+    fn lease(&self) -> Option<Duration> {
+        self.links().lease()
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        self.tcp.incarnation()
+    }
+
     fn start_over(&self) {
-        self.tcp.start_over();
-        if !self.device.is_own() {
-            return;
+        // Another run of the donor may use the same tokens, and may give the same keys to other slabs.
+        if self.device.is_own() {
+            self.disconnect_all();
         }
-        // Another run of the donor reuses the tokens, and may give the same keys to other slabs.
-        self.disconnect_all();
     }
 
     fn waits(&self) -> bool {

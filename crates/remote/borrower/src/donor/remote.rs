@@ -27,6 +27,7 @@ use aquifer_wire::{EVERY_LEASE, Message, RangeIndex, Refusal, SLAB_BYTES, UNIT_B
 use super::NAME;
 use super::contact::Contact;
 use super::grant_lock::GrantLock;
+use super::incarnation::Forgetter;
 use super::links::Begun;
 use super::ranges::{Lease, Ranges};
 use super::timeouts::Timeouts;
@@ -56,6 +57,7 @@ pub(crate) struct Remote {
     /// Whether transfers succeed, where they bypass the donor: its process may hang while its memory can be reached.
     past: Contact,
     grants: GrantLock,
+    /// How long leases last if the donor has not said so.
     lease: Duration,
     timeouts: Timeouts,
     unlent: Unlent,
@@ -93,8 +95,8 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 }
 
 impl Remote {
-    /// A tier of these ranges. Leases last `lease` from the last sign of life. `is_opener`: this process gives
-    /// everything back at the end.
+    /// A tier of these ranges. Leases last `lease` from the last sign of life, unless the donor says otherwise.
+    /// `is_opener`: this process gives everything back at the end.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
         ranges: Ranges,
@@ -425,7 +427,8 @@ impl Remote {
 
     /// The longest time until the next renewal of the leases.
     pub(crate) fn renewal(&self) -> Duration {
-        let pause = self.lease / RENEWALS;
+        // A donor that was restarted, or that did not answer at first, may have other leases than was assumed.
+        let pause = self.transport.lease().unwrap_or(self.lease) / RENEWALS;
         match self.ranges.leaving(RangeIndex(0)) {
             Some((_, until_ns)) if until_ns.saturating_add(LEAVE_TIMEOUT.as_nanos() as u64) < now_ns() => {
                 self.ranges.none_leaves();
@@ -447,12 +450,33 @@ impl Remote {
         self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(AccessFailure::from)
     }
 
-    /// Forgets everything that was lent: the next run of the donor that answers starts without leases.
-    pub(crate) fn start_over(&self) {
-        self.ranges.forget_all();
+    /// After a restart of the donor: forgets everything that was lent, so that the next run of the donor that answers
+    /// starts without leases. In the one process of a family that does this for all, `forget` is called; it is told
+    /// how to check whether what it has just seen is of the run that is over. Returns false if a related process is
+    /// doing it now.
+    pub(crate) fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool {
+        let claim = match self.transport.incarnation().claim() {
+            Forgetter::This(claim) => Some(claim),
+            Forgetter::Other => return false,
+            Forgetter::Nobody => None,
+        };
+        // Before anybody connects to the next run, as far as this process decides that.
         self.transport.start_over();
+        self.ranges.forget_own();
+        let is_done = claim.is_none_or(|claim| {
+            let is_valid = || claim.is_valid();
+            forget(&is_valid);
+            self.ranges.forget_all(&is_valid);
+            claim.finish()
+        });
         self.contact.forget();
         self.past.forget();
+        is_done
+    }
+
+    /// The run of the donor that has granted the leases; 0 if none has.
+    pub(crate) fn run(&self) -> u64 {
+        self.transport.incarnation().run()
     }
 
     /// Called in a forked child.

@@ -22,6 +22,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use aquifer_sys::own_descriptors::KeptFile;
 use aquifer_sys::peer_credentials::PeerCredentials;
@@ -38,6 +39,7 @@ use rustix::net::SocketAddrUnix;
 use super::NAME;
 use super::channel::{Miss, Security};
 use super::endpoint::Endpoint;
+use super::incarnation::Incarnation;
 use super::link::{Greeting, Link};
 use super::links::Links;
 use super::passed_descriptors::{DescriptorChannel, PassedDescriptors};
@@ -168,8 +170,12 @@ impl Transport for SharedMemory {
         self.links.recalls()
     }
 
-    fn start_over(&self) {
-        // The file and the status page belong to one run of the donor.
+    fn lease(&self) -> Option<Duration> {
+        self.links.lease()
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        self.links.incarnation()
     }
 
     fn waits(&self) -> bool {

@@ -13,6 +13,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_tier::TierQueue;
 use aquifer_wire::Message;
 
+use super::incarnation::Incarnation;
 use super::links::{Begun, Links, REFRESH_EVERY};
 use super::queue::TcpQueue;
 use super::ranges::Lease;
@@ -74,8 +75,12 @@ impl Transport for Tcp {
         self.0.recalls()
     }
 
-    fn start_over(&self) {
-        self.0.start_over();
+    fn lease(&self) -> Option<Duration> {
+        self.0.lease()
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        self.0.incarnation()
     }
 
     fn waits(&self) -> bool {

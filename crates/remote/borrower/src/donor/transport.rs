@@ -20,6 +20,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_tier::TierQueue;
 use aquifer_wire::{Message, Refusal, RefusalKind};
 
+use super::incarnation::Incarnation;
 use super::links::Begun;
 use super::ranges::Lease;
 use super::recalls::Recalls;
@@ -123,8 +124,14 @@ pub(crate) trait Transport: Send + Sync {
     /// The record of the donor's notices that it is reclaiming memory.
     fn recalls(&self) -> &Recalls;
 
-    /// Forgets which incarnation of the donor it was connected to: whichever answers next is accepted.
-    fn start_over(&self);
+    /// How long the donor's leases last, as it said in its last greeting; `None` before the first one.
+    fn lease(&self) -> Option<Duration>;
+
+    /// The run of the donor that has granted the leases.
+    fn incarnation(&self) -> &Incarnation;
+
+    /// After a restart of the donor: forgets what this process knows of the run before.
+    fn start_over(&self) {}
 
     /// Whether transfers wait for the network. If not, the processor copies the bytes itself.
     fn waits(&self) -> bool;

@@ -66,7 +66,10 @@ impl LeaseTable {
             let stays = |range: &&RangeIndex| !borrower.leaving.contains_key(range);
             let asked: Vec<RangeIndex> =
                 borrower.ranges.keys().rev().filter(stays).take(gives as usize).copied().collect();
-            borrower.leaving.extend(asked.into_iter().map(|range| (range, ends_by_ms)));
+            for range in asked {
+                borrower.called.remove(&range);
+                borrower.leaving.insert(range, ends_by_ms);
+            }
         }
     }
 
@@ -77,6 +80,7 @@ impl LeaseTable {
             let due = borrower.leaving.iter().filter(|(_, end)| **end <= now_ms);
             due.map(|(range, _)| (*who, *range)).collect()
         };
+        self.borrowers.values_mut().for_each(|borrower| borrower.called.retain(|_, end| *end > now_ms));
         let due: Vec<(BorrowerId, RangeIndex)> = self.borrowers.iter().flat_map(of_one).collect();
         for (who, range) in due {
             if self.unwiped() < self.wanted {
@@ -91,23 +95,23 @@ impl LeaseTable {
     /// The leases of a borrower that are called back, from a range on.
     pub fn leaving(&self, who: BorrowerId, from: RangeIndex) -> impl Iterator<Item = Leaving> {
         let borrower = self.borrowers.get(&who);
-        borrower.into_iter().flat_map(move |Borrower { ranges, leaving, .. }| {
-            leaving.range(from..).map(move |(range, end)| Leaving {
-                range: *range,
-                slab: ranges[range],
-                ends_by_ms: *end,
+        borrower.into_iter().flat_map(move |Borrower { ranges, leaving, called, .. }| {
+            ranges.range(from..).filter_map(move |(range, slab)| {
+                let ends_by_ms = *leaving.get(range).or_else(|| called.get(range))?;
+                Some(Leaving { range: *range, slab: *slab, ends_by_ms })
             })
         })
     }
 
     /// When all leases of a borrower end, if all are called back by the same time.
     pub fn leaves_whole(&self, who: BorrowerId) -> Option<u64> {
-        let Borrower { ranges, leaving, .. } = self.borrowers.get(&who)?;
-        let end = *leaving.values().next()?;
-        (ranges.len() == leaving.len() && leaving.values().all(|other| *other == end)).then_some(end)
+        let Borrower { ranges, leaving, called, .. } = self.borrowers.get(&who)?;
+        let mut ends = leaving.values().chain(called.values());
+        let end = *ends.next()?;
+        (ranges.len() == leaving.len() + called.len() && ends.all(|other| *other == end)).then_some(end)
     }
 
-    /// How many leases are called back.
+    /// How many leases are called back because the donor reclaims memory.
     pub fn asked(&self) -> u32 {
         self.borrowers.values().map(|borrower| borrower.leaving.len() as u32).sum()
     }

@@ -9,9 +9,9 @@
 //!
 //! Pure, as `leases.rs` is.
 
-use aquifer_wire::{BorrowerId, Refusal};
+use aquifer_wire::{BorrowerId, RangeIndex, Refusal};
 
-use super::{LeaseTable, TenantQuota};
+use super::{Borrower, LeaseTable, TenantQuota};
 use crate::tenants::TenantId;
 
 /// Memory that is set aside for one tenant.
@@ -105,6 +105,9 @@ impl LeaseTable {
     /// Lends and sets aside nothing new, or does again. What is lent and set aside already stays.
     pub fn set_drained(&mut self, is_drained: bool) {
         self.is_drained = is_drained;
+        if !is_drained {
+            self.borrowers.values_mut().for_each(|borrower| borrower.called.clear());
+        }
     }
 
     /// Whether an operator drains this donor.
@@ -112,17 +115,19 @@ impl LeaseTable {
         self.is_drained
     }
 
-    /// Calls back the leases outside of reservations. They are not revoked when their time is over, unless the donor
-    /// reclaims memory. Returns how many were called back for the first time.
+    /// Calls back the leases outside of reservations. They are not revoked when their time is over. Returns how many
+    /// were called back for the first time.
     pub fn call_back_common(&mut self, now_ms: u64, within_ms: u64) -> u32 {
         self.expire(now_ms);
-        let (ends_by_ms, before) = (now_ms.saturating_add(within_ms), self.asked());
+        let ends_by_ms = now_ms.saturating_add(within_ms);
+        let mut asked = 0;
         for borrower in self.borrowers.values_mut().filter(|borrower| borrower.reservation == 0) {
-            for range in borrower.ranges.keys() {
-                borrower.leaving.entry(*range).or_insert(ends_by_ms);
-            }
+            let Borrower { ranges, leaving, called, .. } = borrower;
+            let stays = |range: &&RangeIndex| !leaving.contains_key(range) && !called.contains_key(range);
+            let new: Vec<RangeIndex> = ranges.keys().filter(stays).copied().collect();
+            asked += new.len() as u32;
+            called.extend(new.into_iter().map(|range| (range, ends_by_ms)));
         }
-        let asked = self.asked() - before;
         if asked > 0 {
             self.due_ms = self.due_ms.min(ends_by_ms);
         }

@@ -269,7 +269,12 @@ impl ShardQueue {
             Operation::Write => {
                 let members =
                     positions(flight.done).filter_map(|position| self.parts.place_of(flight.seen).at(position));
-                Some(self.parts.keep_only(flight.slab, members.fold(0, |mask, member| mask | 1 << member)))
+                let written = members.fold(0, |mask, member| mask | 1 << member);
+                match self.parts.keep_only(flight.slab, flight.seen, written) {
+                    Ok(true) => Some(Ok(())),
+                    Ok(false) => None,
+                    Err(failure) => Some(Err(failure)),
+                }
             }
         };
         self.put_back(&mut flight.frames);

@@ -23,6 +23,7 @@ const STAND_MAX: Duration = Duration::from_millis(1700);
 /// Keeps its slabs' bytes by offset: whole tests use few of them.
 #[derive(Default)]
 struct Donor {
+    instance: u64,
     bytes: Mutex<HashMap<u64, [u8; 512]>>,
     is_silent: AtomicBool,
     granted: AtomicU64,
@@ -31,8 +32,10 @@ struct Donor {
 impl Donor {
     fn start() -> (Arc<Donor>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let donor = Arc::new(Donor::default());
+        let address = listener.local_addr().unwrap();
+        // Differs from every other donor's.
+        let instance = u64::from(address.port());
+        let (donor, address) = (Arc::new(Donor { instance, ..Donor::default() }), address.to_string());
         let shared = Arc::clone(&donor);
         std::thread::spawn(move || {
             for borrower in listener.incoming().map_while(Result::ok) {
@@ -65,7 +68,7 @@ impl Donor {
             Message::Hello { .. } => Message::Welcome {
                 version: VERSION_NEWEST,
                 lease_ms: 60_000,
-                instance: 7,
+                instance: self.instance,
                 first_request: 1,
                 lendable_bytes: 64 * SLAB_BYTES,
             },
