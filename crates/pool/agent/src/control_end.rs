@@ -71,8 +71,8 @@ fn unstored(error: &io::Error) -> String {
 }
 
 impl End for HostEnd {
-    /// Stores the term, and all else that could not be stored so far. A manager must not act on a report that a restarted
-    /// agent would not give, so it gets the reason instead.
+    /// Stores the term, and all else that could not be stored so far. A manager must not act on a report that a
+    /// restarted agent would not give, so it gets the reason instead.
     fn prepare(&mut self, term: Term) -> Result<(), Refused> {
         // A term that is too small is for `report` to refuse.
         let stored = self.shared.change(|host_state| host_state.admit_term(term)).1;
