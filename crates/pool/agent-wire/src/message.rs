@@ -14,6 +14,9 @@ pub const VERSION: u16 = 1;
 pub const SESSION_MAX: u64 = i64::MAX as u64;
 /// Where an agent serves programs, unless its configuration names another path.
 pub const SOCKET: &str = "/run/aquifer/agent.sock";
+/// Where an agent has its state, unless its configuration names another directory. The packaged agent can write only
+/// there and next to its socket, so the certificates that it renews are in directories below.
+pub const STATE: &str = "/var/lib/aquifer/agent";
 /// The longest name of a volume, as in the pool.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Members in one message at most: the spans of a volume, each with the members of a parity.

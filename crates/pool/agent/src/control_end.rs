@@ -5,10 +5,11 @@
 //!
 //! Threads: the keeper's, one call at a time.
 
+use std::io;
 use std::sync::Arc;
 
 use aquifer_control::{Deposed, End, Query, Refused, Report, replace_readable};
-use aquifer_fabric::Command;
+use aquifer_fabric::{Command, Term};
 use aquifer_telemetry::Side;
 
 use crate::host::Shared;
@@ -32,9 +33,7 @@ impl HostEnd {
     /// Carries a step out, or says why not.
     fn change(&self, command: &Command) -> Result<(), String> {
         let (outcome, stored) = self.shared.change(|host_state| host_state.carry_out(command));
-        let stored = stored
-            .map_err(|error| format!("the agent's state cannot be stored: {error}; free space in its state directory"));
-        outcome.and(stored)
+        outcome.and(stored.map_err(|error| unstored(&error)))
     }
 
     /// Stores a list for programs, or keeps it for the next report. Says only once why it cannot be stored.
@@ -67,18 +66,29 @@ impl HostEnd {
     }
 }
 
+fn unstored(error: &io::Error) -> String {
+    format!("the agent's state cannot be stored: {error}; free space in its state directory")
+}
+
 impl End for HostEnd {
+    /// Stores the term, and all else that could not be stored so far. A manager must not act on a report that a
+    /// restarted agent would not give, so it gets the reason instead.
+    fn prepare(&mut self, term: Term) -> Result<(), Refused> {
+        // A term that is too small is for `report` to refuse.
+        let stored = self.shared.change(|host_state| host_state.admit_term(term)).1;
+        stored.map_err(|error| Refused::new(unstored(&error)))
+    }
+
     fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
         let (outcome, stored) = self.shared.change(|host_state| {
             host_state.admit_term(query.term).map_err(|seen| Deposed { seen })?;
             if let Some(directory) = &query.directory {
                 host_state.learn(directory.donors.clone());
             }
-            Ok(())
+            Ok((host_state.report(), host_state.term()))
         });
-        outcome?;
-        let (report, seen) = self.shared.change(|host_state| (host_state.report(), host_state.term())).0;
-        // State that is not on disk is lost at a restart, so a manager must not act on it.
+        let (report, seen) = outcome?;
+        // A term that is not greater ends the channel; over the next one, `prepare` says why.
         stored.map_err(|_| Deposed { seen })?;
         if let Some((list, _)) = self.unstored.clone() {
             self.store_list(list);

@@ -95,8 +95,10 @@ pub(crate) struct Shared {
 struct State {
     host_state: HostState,
     kept: StateFile,
-    /// The host state as it is on disk.
-    stored: Option<HostState>,
+    /// The host state of which nothing is missing on disk.
+    kept_of: Option<HostState>,
+    /// The bytes on disk.
+    stored: Vec<u8>,
 }
 
 impl Shared {
@@ -146,11 +148,18 @@ impl Shared {
 
 impl State {
     fn store(&mut self) -> io::Result<()> {
-        if self.stored.as_ref() == Some(&self.host_state) {
+        if self.kept_of.as_ref() == Some(&self.host_state) {
             return Ok(());
         }
-        self.kept.save(&self.host_state)?;
-        self.stored = Some(self.host_state.clone());
+        let text = self.host_state.to_store();
+        if self.stored != text {
+            // A failure leaves the old bytes or the new ones on disk.
+            self.kept_of = None;
+            self.stored.clear();
+            self.kept.save(&text)?;
+            self.stored = text;
+        }
+        self.kept_of = Some(self.host_state.clone());
         Ok(())
     }
 }
@@ -183,7 +192,7 @@ impl Host {
             host_state.take_devices();
         }
         let donors = settings.donors.iter().map(|(id, donor)| (id.clone(), place_of(donor))).collect();
-        let state = Mutex::new(State { host_state, kept, stored: None });
+        let state = Mutex::new(State { host_state, kept, kept_of: None, stored: Vec::new() });
         let telemetry =
             Telemetry::start(settings.collector.as_ref(), "aquifer-agent", settings.host.as_str(), Arc::clone(&log));
         let telemetry = telemetry.map_err(|failure| AgentFailure::Telemetry { failure })?;

@@ -153,6 +153,18 @@ impl HostState {
         self.revision
     }
 
+    /// Returns what is to be on disk. How far programs and devices are is not: they report it again.
+    pub(crate) fn to_store(&self) -> Vec<u8> {
+        let mut kept = self.clone();
+        for report in kept.volumes.values_mut().flat_map(|held| held.report.members.values_mut()) {
+            let bytes = report.lease.bytes;
+            if let MemberState::Copying { left } | MemberState::Leaving { left } = &mut report.state {
+                *left = bytes;
+            }
+        }
+        serde_json::to_vec(&kept).expect("names and numbers are JSON")
+    }
+
     /// Returns the report to a manager.
     pub(crate) fn report(&self) -> HostReport {
         HostReport {
@@ -179,7 +191,14 @@ impl HostState {
         let before = self.volumes.clone();
         let ids: Vec<VolumeId> = self.volumes.keys().copied().collect();
         ids.into_iter().for_each(|volume| self.settle_volume(volume));
-        if before != self.volumes {
+        self.revise(&before);
+    }
+
+    /// Counts a change of a view since these volumes.
+    fn revise(&mut self, before: &BTreeMap<VolumeId, Held>) {
+        let looks_same =
+            |((id, held), (other, now)): ((&VolumeId, &Held), (&VolumeId, &Held))| id == other && held.looks_like(now);
+        if before.len() != self.volumes.len() || !before.iter().zip(&self.volumes).all(looks_same) {
             self.revision += 1;
         }
     }

@@ -18,6 +18,7 @@ use aquifer_agent::{Host, Settings};
 use aquifer_agent_args::AgentArgs;
 use aquifer_sys::small_file;
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 #[derive(Debug, Parser)]
@@ -63,7 +64,16 @@ fn settings(path: &Path) -> Result<Settings, String> {
     text.parse().map_err(|failure| format!("{at}: {failure}"))
 }
 
+/// Raises the limit on open files: each program takes three, and the usual soft limit of 1024 exists for programs that
+/// use select(2).
+fn allow_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // If the limit cannot be raised, the agent serves as many programs as the current limit allows.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
+    allow_descriptors();
     let socket = settings.socket.display().to_string();
     let host = Host::start(settings, Arc::new(|line| eprintln!("aquifer agent: {line}")))?;
     for signal in [SIGINT, SIGTERM] {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,10 +52,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Binds the socket. One that an agent has left behind is replaced; one that answers is not.
+    /// Binds the socket. One that an agent has left behind is replaced; one that answers is not, and neither is
+    /// anything else at its path.
     pub(crate) fn bind(path: &Path) -> io::Result<Server> {
         let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && is_left_behind(path) => {
                 fs::remove_file(path)?;
                 UnixListener::bind(path)?
             }
@@ -136,6 +137,13 @@ impl Server {
     }
 }
 
+/// Returns whether this is a socket that nobody serves.
+fn is_left_behind(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    is_socket && UnixStream::connect(path).is_err_and(refused)
+}
+
 /// Tells a program why it cannot use a volume.
 pub(crate) fn deny(mut stream: &UnixStream, denial: Denial) -> io::Result<()> {
     stream.set_nonblocking(false)?;
@@ -174,6 +182,23 @@ impl Drop for Admitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_socket_that_nobody_serves_is_replaced() {
+        // Short, because the length of a socket path is limited.
+        let directory = std::env::temp_dir().join(format!("aq-bind-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("s");
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(Server::bind(&path).err().map(|error| error.kind()), Some(ErrorKind::AddrInUse));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious", "a wrong path in the file destroys nothing");
+        fs::remove_file(&path).unwrap();
+        let served = Server::bind(&path).unwrap();
+        assert!(Server::bind(&path).is_err(), "another agent serves it");
+        drop(served);
+        assert!(Server::bind(&path).is_ok(), "an agent that was killed has left it");
+        fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn no_user_keeps_the_others_out() {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use aquifer_agent_wire::{SOCKET, is_name};
+use aquifer_agent_wire::{SOCKET, STATE, is_name};
 use aquifer_control::ManagerAddress;
 use aquifer_cxl_host::{Nodes, Purpose};
 use aquifer_fabric::{DeviceId, DonorId, HostId, VolumeId};
@@ -16,8 +16,6 @@ use aquifer_telemetry::Collector;
 use aquifer_tls::Files;
 use serde::Deserialize;
 
-/// Where the state is, unless the file names another directory.
-const STATE: &str = "/var/lib/aquifer/agent";
 /// Programs that are served at the same time, unless the file gives another number.
 const PROGRAMS: usize = 256;
 /// That number at most: each takes a thread and three descriptors.

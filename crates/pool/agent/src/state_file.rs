@@ -5,8 +5,9 @@
 //!
 //! A lock in the same directory keeps a second agent away.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -15,6 +16,8 @@ use crate::host_state::HostState;
 
 const NAME: &str = "agent.json";
 const LOCK: &str = "lock";
+/// The mode of the state.
+const MODE: u32 = 0o600;
 /// The largest state that is read: far more than the volumes of one host take.
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -60,14 +63,41 @@ impl StateFile {
         serde_json::from_slice(&text).map(Some).map_err(|error| failed(error.to_string()))
     }
 
-    /// Replaces the host state.
-    pub(crate) fn save(&self, host_state: &HostState) -> io::Result<()> {
+    /// Replaces the host state. Only the agent's user may read it: with the tokens of reservations, a program could use
+    /// volumes that are not permitted to it.
+    pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
         let (path, new) = (self.directory.join(NAME), self.directory.join("agent.new"));
-        let text = serde_json::to_vec(host_state).map_err(io::Error::other)?;
-        let mut file = File::create(&new)?;
-        file.write_all(&text)?;
+        // An agent that was killed may have left one, with other rights.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
+        file.write_all(text)?;
         file.sync_all()?;
         fs::rename(&new, &path)?;
         File::open(&self.directory)?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_state_is_for_the_agents_user_alone() {
+        let directory = std::env::temp_dir().join(format!("aquifer-state-file-{}", std::process::id()));
+        let kept = StateFile::open(&directory).unwrap();
+        // What an agent that was killed has left, with the rights that its umask gave.
+        fs::write(directory.join("agent.new"), "half").unwrap();
+        for boot in ["one", "two"] {
+            kept.save(&HostState::new(boot).to_store()).unwrap();
+            assert_eq!(kept.load().unwrap(), Some(HostState::new(boot)));
+            let mode = fs::metadata(directory.join(NAME)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "it has the tokens of reservations");
+        }
+        fs::remove_dir_all(directory).unwrap();
     }
 }

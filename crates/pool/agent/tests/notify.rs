@@ -41,7 +41,9 @@ fn systemd_is_notified_that_the_agent_is_ready_alive_and_ending() {
     let config =
         format!("host = 'web-1'\nsocket = '{at}/s'\nstate = '{at}/state'\n[manager]\naddresses = ['127.0.0.1:1']\n");
     std::fs::write(directory.join("agent.toml"), config).expect("a file");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-agentd"));
+    // The usual soft limit on open files is for a few hundred programs.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 200; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_aquifer-agentd")]);
     command.arg("--config").arg(directory.join("agent.toml")).stdout(Stdio::null()).stderr(Stdio::null());
     command.env("NOTIFY_SOCKET", directory.join("notify")).env("WATCHDOG_USEC", "1000000");
     let mut agent = command.spawn().expect("the agent starts");
@@ -49,6 +51,10 @@ fn systemd_is_notified_that_the_agent_is_ready_alive_and_ending() {
     let ready = systemd.wait_for("READY=1");
     assert!(ready.contains(&format!("STATUS=serves programs at {at}/s")), "{ready}");
     UnixStream::connect(directory.join("s")).expect("programs can connect");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", agent.id())).expect("it runs");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+    let [soft, hard, ..] = files.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{files}") };
+    assert_eq!(soft, hard, "each program takes three");
     for _ in 0..3 {
         systemd.wait_for("WATCHDOG=1");
     }

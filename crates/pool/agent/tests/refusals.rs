@@ -12,9 +12,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use aquifer_agent_wire::{Answer, Decoder, Denial, FRAME_BYTES_MAX, MemberProgress, Progress, Request, encode};
-use aquifer_fabric::{Redundancy, Why};
+use aquifer_control::NotSent;
+use aquifer_fabric::{Redundancy, Step, Why};
 
-use world::{TIMEOUT, World, lease, wait_until};
+use world::{TIMEOUT, VOLUME, World, lease, wait_until};
 
 fn connect(world: &World) -> UnixStream {
     let stream = UnixStream::connect(world.socket()).expect("the agent serves");
@@ -234,6 +235,24 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
     }
     let mode = std::fs::metadata(world.socket()).expect("it serves").permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
+}
+
+/// The agent said that it had seen another term, which ended its channel in each round: to the manager, a host with a
+/// full disk was one that was cut off.
+#[test]
+fn an_agent_that_cannot_store_its_state_keeps_its_channel_and_says_why() {
+    let mut world = world();
+    let (state, away) = (world.directory.join("state"), world.directory.join("away"));
+    std::fs::rename(&state, &away).expect("ours");
+    let step = Step::Withdraw { host: "web-1".parse().expect("a name"), volume: VOLUME, members: Vec::new() };
+    let refusal = world.try_order(&step).expect_err("nothing can be stored");
+    assert!(matches!(&refusal, NotSent::Refused(refused) if refused.why.contains("free space")), "{refusal:?}");
+    for _ in 0..5 {
+        assert_eq!(world.query(), (true, false), "what is not on disk is not reported");
+    }
+    std::fs::rename(&away, &state).expect("ours");
+    assert_eq!(world.query(), (true, true));
+    assert!(world.report().volumes.is_empty());
 }
 
 #[test]

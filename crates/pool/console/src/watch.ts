@@ -42,6 +42,8 @@ const LISTS_REST = 2;
 /** Events that a page keeps: as many as the manager. */
 const EVENTS_MAX = 1024;
 const SESSION_KEY = "aquifer-session";
+/** The statuses that say that a session is none, or that its account is not there. */
+const REFUSED: readonly number[] = [401, 403, 404];
 
 /** A change with its plan, and the ETag that its volume had then. */
 export interface Planned {
@@ -82,8 +84,8 @@ export class Watch {
         await this.begin({ token, path, account });
       }
     } catch (error) {
-      // A manager that cannot be reached may know the session all the same.
-      if (!(error instanceof Problem) || error.status !== 0) {
+      // A manager that cannot be reached, or that does not lead now, may know the session all the same.
+      if (!(error instanceof Problem) || REFUSED.includes(error.status)) {
         this.keeper.removeItem(SESSION_KEY);
       }
     }
@@ -237,13 +239,18 @@ export class Watch {
   }
 }
 
-/** Whether volumes and switches are those of before, one by one. */
+/** Whether volumes, switches with their ports, and racks are those of before, one by one. */
 function same(next: Pool, before: Pool): boolean {
-  const volumes = next.volumes === before.volumes;
-  const several = next.volumes.length === before.volumes.length;
-  const each = volumes || (several && next.volumes.every((volume, index) => volume === before.volumes[index]));
-  const switches = next.switches.length === before.switches.length;
-  return each && switches && next.switches.every((one, index) => one.vppbsBound === before.switches[index]?.vppbsBound);
+  const each = <T>(now: readonly T[], then: readonly T[], is: (a: T, b: T) => boolean) =>
+    now === then || (now.length === then.length && now.every((one, index) => is(one, then[index] as T)));
+  const isSwitch = (a: Switch, b: Switch) => (Object.keys(a) as (keyof Switch)[]).every((name) => a[name] === b[name]);
+  const isRack = ([enclosure, rack]: [string, string], then: [string, string]) =>
+    enclosure === then[0] && rack === then[1];
+  return (
+    each(next.volumes, before.volumes, (a, b) => a === b) &&
+    each(next.switches, before.switches, isSwitch) &&
+    each([...next.racks], [...before.racks], isRack)
+  );
 }
 
 /** What a person reads about a failure. */

@@ -81,8 +81,8 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: &TcpListener, settings: &Re
         match listener.accept() {
             Ok((socket, peer)) => {
                 connection += 1;
-                // Closed without an answer: there are too many unauthenticated connections. An end tries again.
-                let Some(stranger) = Stranger::admit(shared, peer.ip().to_canonical()) else { continue };
+                // Closed without an answer: there are too many strangers, or no descriptor is left. An end tries again.
+                let Ok(Some(stranger)) = Stranger::admit(shared, &socket, peer.ip(), connection) else { continue };
                 let (shared, connection) = (Arc::clone(shared), connection);
                 let serve = move || channel::serve(&shared, stranger, socket, peer.ip(), connection);
                 // If the thread cannot be started, the connection ends with the closure.

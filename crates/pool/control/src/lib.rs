@@ -49,6 +49,7 @@ mod failure;
 mod issuing;
 mod keeper;
 mod message;
+mod network;
 mod registrar;
 mod registration;
 mod renewal;
@@ -67,6 +68,7 @@ pub use message::{
     Directory, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Message, NotAFrame, Query, Report, VERSION_NEWEST,
     VERSION_OLDEST, Whereabouts, decode, encode, payload_bytes,
 };
+pub use network::network;
 pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
 pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
 pub use renewal::replace_readable;

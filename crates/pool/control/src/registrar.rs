@@ -100,7 +100,7 @@ pub(crate) struct Shared {
     pub(crate) roster: Mutex<Roster>,
     pub(crate) side: RwLock<Option<Arc<DonorSide>>>,
     connected: Mutex<BTreeMap<EndId, Connected>>,
-    pub(crate) strangers: Mutex<Strangers>,
+    pub(crate) strangers: Mutex<Strangers<TcpStream>>,
     lines: Mutex<Lines>,
     log: Box<dyn Fn(&str) + Send + Sync>,
     is_over: AtomicBool,
@@ -117,7 +117,7 @@ impl Shared {
         lock(&self.roster)
     }
 
-    pub(crate) fn strangers(&self) -> MutexGuard<'_, Strangers> {
+    pub(crate) fn strangers(&self) -> MutexGuard<'_, Strangers<TcpStream>> {
         lock(&self.strangers)
     }
 

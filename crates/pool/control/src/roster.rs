@@ -92,7 +92,11 @@ impl fmt::Display for NotRegistered {
         match self {
             Self::Full => write!(f, "{ENTRIES_MAX} ends are registered; forget those that are gone"),
             Self::Contradiction { enclosure, rack } => {
-                write!(f, "enclosure {enclosure} stands in rack {rack} by earlier registrations; correct the labels")
+                write!(
+                    f,
+                    "enclosure {enclosure} stands in rack {rack} by earlier registrations; correct the labels, or label \
+                     an enclosure that was moved with another name"
+                )
             }
             Self::Identity { identity, kind } => {
                 write!(
@@ -293,6 +297,8 @@ mod tests {
         let other = end(Kind::Donor, "d2", &[("enclosure", "e1"), ("rack", "r2")]);
         let refusal = roster.register("dns:b", other).expect_err("another rack").to_string();
         assert!(refusal.contains("stands in rack r1"), "{refusal}");
+        // Ends of an enclosure that is moved would all be refused: each by what the others said before.
+        assert!(refusal.contains("label an enclosure that was moved with another name"), "{refusal}");
         roster.register("dns:a", end(Kind::Donor, "d1", &[("enclosure", "e1"), ("rack", "r2")])).expect("it moved");
     }
 

@@ -8,6 +8,7 @@ mod ends;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use aquifer_control::{
     ChannelStatus, Deposed, End, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Keeper, KeeperSettings, Kind, Message,
@@ -267,6 +268,21 @@ fn an_end_that_answers_something_else_loses_its_channel() {
         assert!(asked[&donor("d1")].is_err(), "{asked:?}");
         assert_eq!(receive(&mut stream), None, "the channel has ended");
         wait_until("it has no channel", || !registrar.connected().contains(&donor("d1")));
+    }
+}
+
+/// Strangers take all places that one network has. An end registers at once, in the place of the one that has waited
+/// longest: strangers that come again and again would keep it out for ever otherwise.
+#[test]
+fn an_end_registers_while_strangers_hold_all_places() {
+    let (registrar, _) = registrar(plain());
+    let hello = Message::Hello { oldest: 1, newest: 9, registration: registration(Kind::Donor, "d1") };
+    for _ in 0..3 {
+        let strangers: Vec<TcpStream> = (0..40).map(|_| connect(&registrar)).collect();
+        // Longer than a stranger keeps its place from newcomers, and shorter than it may take.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(exchange(&mut connect(&registrar), &hello), Some(Message::Welcome { version: 5 }));
+        drop(strangers);
     }
 }
 

@@ -5,7 +5,9 @@
 //! faults, and a variable that describes the volume as a tier. Pure.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+
+use aquifer_agent_wire::STATE;
 
 use crate::api::{AllocateRequest, AllocateResponse, ContainerAllocateResponse, DeviceSpec, Mount};
 use crate::resource::{Resource, USERFAULTFD};
@@ -108,9 +110,10 @@ fn container(resource: &Resource, surroundings: &Surroundings) -> Result<Contain
     // The directory and not the socket, because a restarted agent creates a new socket there.
     let directory = socket.parent().filter(|directory| *directory != Path::new("/")).unwrap_or(socket);
     let mut mounts = vec![mount(directory)?];
-    for file in resource.tenant_files() {
-        if !file.starts_with(directory) {
-            mounts.push(mount(&file)?);
+    for path in resource.tenant_files().iter().map(|file| followed(file)) {
+        let mount = mount(path)?;
+        if !path.starts_with(directory) && !mounts.contains(&mount) {
+            mounts.push(mount);
         }
     }
     let device = || DeviceSpec {
@@ -124,6 +127,16 @@ fn container(resource: &Resource, surroundings: &Surroundings) -> Result<Contain
         mounts,
         devices: has_userfaultfd.then(device).into_iter().collect(),
     })
+}
+
+/// Returns what to mount for a file, so that a container sees the file that replaces it: its directory, if that is one
+/// that the packaged agent can write to, where `aquifer fabric join` has put the files of the host and nothing else.
+/// Other directories may have secrets of the node.
+fn followed(file: &Path) -> &Path {
+    let state = Path::new(STATE);
+    let is_plain = file.components().all(|part| part != Component::ParentDir);
+    let directory = file.parent().filter(|directory| directory.starts_with(state) && *directory != state);
+    directory.filter(|_| is_plain).unwrap_or(file)
 }
 
 /// Returns the name of the variable: `AQUIFER_VOLUME_` and the volume's name, in capitals, with `_` in place of
@@ -184,6 +197,27 @@ mod tests {
         let answer = allocate(&request(&["0"]), &resource(true, None), true, &bare).unwrap();
         assert!(answer.container_responses[0].devices.is_empty());
         assert_eq!(answer.container_responses[0].mounts.len(), 1);
+    }
+
+    /// A renewed file replaces the old one by a rename, which a container with the old file alone would never see: its
+    /// certificate would expire, and so would its list of revoked ones.
+    #[test]
+    fn a_container_sees_renewed_files_and_nothing_else_of_the_host() {
+        let mounts = |paths: [&str; 4]| {
+            let [ca, cert, key, crl] = paths.map(PathBuf::from);
+            let files = TenantFiles { cert, key, ca, crl: Some(crl) };
+            let answer = allocate(&request(&["0"]), &resource(true, Some(files)), true, &surroundings()).unwrap();
+            let [container] = &answer.container_responses[..] else { panic!("one container") };
+            container.mounts.iter().map(|mount| mount.host_path.clone()).collect::<Vec<_>>()
+        };
+        let joined = ["ca.pem", "h1.pem", "h1.pem", "revocations.pem"].map(|name| format!("{STATE}/h1/{name}"));
+        assert_eq!(mounts(joined.each_ref().map(String::as_str)), ["/run/aquifer", "/var/lib/aquifer/agent/h1"]);
+        // The agent's own state has tokens of reservations.
+        let own = format!("{STATE}/h1.pem");
+        let list = "/run/aquifer/revocations.pem";
+        assert_eq!(mounts(["/etc/aquifer/ca.pem", &own, &own, list]), ["/run/aquifer", "/etc/aquifer/ca.pem", &own]);
+        let outside = format!("{STATE}/../h1.pem");
+        assert_eq!(mounts([&outside, &outside, &outside, list]), ["/run/aquifer", &outside]);
     }
 
     #[test]

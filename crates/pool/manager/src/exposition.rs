@@ -17,6 +17,11 @@ use crate::snapshot::{Answering, Snapshot};
 pub const METRICS: &[(&str, &str, &str)] = &[
     ("aquifer_fabric_leader", "gauge", "1 if this manager leads, 0 if it stands by."),
     ("aquifer_fabric_terms_total", "counter", "How often this manager became the leader."),
+    (
+        "aquifer_fabric_claims_rejected_total",
+        "counter",
+        "Answers of donors, hosts and devices that claim a greater term, and were rejected.",
+    ),
     ("aquifer_fabric_term", "gauge", "The term of this manager."),
     ("aquifer_fabric_capacity_bytes", "gauge", "Maximum memory that the donors lend."),
     ("aquifer_fabric_lent_bytes", "gauge", "Memory that is lent, and returned memory that is not wiped yet."),
@@ -107,6 +112,7 @@ pub(crate) fn exposition(readings: &Readings, led: Option<&Snapshot>) -> String 
     let mut page = Page { text: String::new(), last: "" };
     page.add("aquifer_fabric_leader", "", "", u8::from(led.is_some()));
     page.add("aquifer_fabric_terms_total", "", "", readings.terms);
+    page.add("aquifer_fabric_claims_rejected_total", "", "", readings.claims_rejected);
     if let Some(snapshot) = led {
         page.pool(snapshot);
     }

@@ -35,7 +35,6 @@ mod leadership;
 mod login_attempts;
 mod manager_store;
 mod meters;
-mod network;
 mod newest_reports;
 mod order;
 mod peers;

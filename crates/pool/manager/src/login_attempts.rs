@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use aquifer_control::network;
 use aquifer_fabric::Millis;
 
 use crate::config::SessionsConfig;
-use crate::network::network;
 
 /// Networks, and names with networks, that are remembered. When there are more, those whose time is over are forgotten,
 /// and then all: memory stays bounded whatever strangers send.

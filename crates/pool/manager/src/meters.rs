@@ -47,6 +47,7 @@ pub(crate) struct Meters {
     steps: AtomicU64,
     steps_failed: AtomicU64,
     terms: AtomicU64,
+    claims_rejected: AtomicU64,
     /// `true` after the audit log was found to be damaged.
     is_audit_damaged: AtomicBool,
 }
@@ -61,6 +62,7 @@ pub(crate) struct Readings {
     pub(crate) steps: u64,
     pub(crate) steps_failed: u64,
     pub(crate) terms: u64,
+    pub(crate) claims_rejected: u64,
     pub(crate) is_audit_damaged: bool,
     /// The counts of spans, which telemetry itself keeps.
     pub(crate) spans: Counts,
@@ -95,6 +97,11 @@ impl Meters {
         self.terms.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts claims of greater terms that were rejected.
+    pub(crate) fn count_rejected_claims(&self, claims: usize) {
+        self.claims_rejected.fetch_add(claims as u64, Ordering::Relaxed);
+    }
+
     /// Notes the result of a check of the audit log.
     pub(crate) fn note_audit(&self, is_damaged: bool) {
         self.is_audit_damaged.store(is_damaged, Ordering::Relaxed);
@@ -111,6 +118,7 @@ impl Meters {
             steps: self.steps.load(Ordering::Relaxed),
             steps_failed: self.steps_failed.load(Ordering::Relaxed),
             terms: self.terms.load(Ordering::Relaxed),
+            claims_rejected: self.claims_rejected.load(Ordering::Relaxed),
             is_audit_damaged: self.is_audit_damaged.load(Ordering::Relaxed),
             spans,
         }

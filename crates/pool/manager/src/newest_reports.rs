@@ -27,6 +27,8 @@ pub(crate) struct Merged {
     /// The greatest rejected term that a peer claims to have seen. Only the store says whether another manager has
     /// taken one.
     pub(crate) contradicted_by: Option<Term>,
+    /// How many claims were rejected, also of peers whose earlier claim was.
+    pub(crate) claims_rejected: usize,
     /// The accepted terms that peers have seen: this manager must take a greater one.
     pub(crate) outrun_by: BTreeMap<End, Term>,
     /// Peers that became silent, answer again, or claim a term that is rejected.
@@ -106,6 +108,7 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
                     Claim::Outruns => drop(merged.outrun_by.insert(of, seen)),
                     claim => {
                         merged.contradicted_by = merged.contradicted_by.max(Some(seen));
+                        merged.claims_rejected += 1;
                         miss(known, &name, now);
                         if claims.reject(of) {
                             let what = claim.rejection(&format!("{kind} {name}"), seen);
@@ -169,11 +172,13 @@ mod tests {
         let (mut observed, mut claims) = (Observed::default(), Claims::default());
         let first = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(9) }), 1);
         assert_eq!((first.contradicted_by, first.outrun_by.len()), (None, 1), "it is met for the first time");
+        assert_eq!(first.claims_rejected, 0);
         merge(&mut observed, &mut claims, Ok(DonorReport::default()), 2);
         for (now, notices) in [(3, 1), (4, 0)] {
             let merged = merge(&mut observed, &mut claims, Err(Silent::Deposed { seen: Term(9 + now) }), now);
             assert_eq!((merged.contradicted_by, merged.outrun_by.len()), (Some(Term(9 + now)), 0));
             assert_eq!(merged.notices.len(), notices, "{:?}", merged.notices);
+            assert_eq!(merged.claims_rejected, 1, "each counts");
             let donor = observed.donors.values().next().expect("it reported once");
             assert_eq!(donor.availability, Availability::Gone { since: Millis(3) });
         }

@@ -44,6 +44,13 @@ enum Stage {
     Waiting,
 }
 
+impl Attachment {
+    /// Returns whether both are equally far, but for the bytes that are left.
+    pub(super) fn is_as_far_as(&self, other: &Attachment) -> bool {
+        self.stage == other.stage
+    }
+}
+
 /// A memory device whose member has left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LeftDevice {

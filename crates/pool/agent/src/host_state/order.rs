@@ -23,9 +23,7 @@ impl HostState {
         self.admit(command)?;
         let before = self.volumes.clone();
         let outcome = self.step(command.step.clone());
-        if before != self.volumes {
-            self.revision += 1;
-        }
+        self.revise(&before);
         outcome
     }
 

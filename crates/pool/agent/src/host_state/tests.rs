@@ -105,6 +105,28 @@ fn a_program_gets_the_members_and_their_weights() {
     assert_eq!((view.members[0].reservation, view.redundancy, view.is_withdrawn), (1001, Redundancy::None, false));
 }
 
+/// Each report of a program woke all others, and each of those computed its view again.
+#[test]
+fn how_far_programs_are_is_in_no_view_and_needs_no_disk() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    bench.view(1);
+    let before = bench.host_state.revision();
+    bench.leave(1, Why::Shrunk);
+    assert!(bench.host_state.revision() > before, "it is to be drained");
+    let (revision, stored) = (bench.host_state.revision(), bench.host_state.to_store());
+    for slabs in [7, 5] {
+        bench.progress(1, 1, Progress::Draining { slabs, is_stalled: false });
+        assert_eq!(bench.state(1), Some(MemberState::Leaving { left: Bytes::slabs(slabs) }), "managers are told");
+        assert_eq!((bench.host_state.revision(), bench.host_state.to_store()), (revision, stored.clone()));
+    }
+    bench.host_state.disconnect(id(1));
+    assert_eq!(bench.host_state.to_store(), stored);
+    bench.progress(1, 1, Progress::Left);
+    assert!(bench.has_left(1) && bench.host_state.revision() > revision && bench.host_state.to_store() != stored);
+}
+
 #[test]
 fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() {
     let mut bench = Bench::new();

@@ -4,13 +4,14 @@
 //! A volume as a user is to use it: its members, where their donors are, and an order for each. Pure.
 
 use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
 
 use aquifer_agent_wire::{MemberView, Order, Redundancy, TenantFiles, View};
 use aquifer_control::Whereabouts;
-use aquifer_fabric::{DonorId, MemberId, MemberReport, MemberState, SLAB, Source};
+use aquifer_fabric::{DonorId, MemberId, MemberLease, MemberReport, MemberState, SLAB, Source};
 
 use super::users::{User, UserId};
-use super::{Held, HostState};
+use super::{Attachment, Held, HostState};
 
 /// The greatest weight of a member, as in an array of donors.
 const WEIGHT_MAX: u64 = 16;
@@ -62,6 +63,20 @@ impl HostState {
 }
 
 impl Held {
+    /// Returns whether it is the same in all views, and has the same tasks. How many bytes are left somewhere is in
+    /// none of them, and changes with each report of a program: it would wake all of them.
+    pub(super) fn looks_like(&self, other: &Held) -> bool {
+        fn members(of: &Held) -> impl Iterator<Item = (&MemberId, &MemberLease, Discriminant<MemberState>)> {
+            of.report.members.iter().map(|(member, it)| (member, &it.lease, discriminant(&it.state)))
+        }
+        let is_as_far = |(one, other): (&Attachment, &Attachment)| one.is_as_far_as(other);
+        (&self.replaced, &self.abandoned, self.is_withdrawn) == (&other.replaced, &other.abandoned, other.is_withdrawn)
+            && self.report.redundancy == other.report.redundancy
+            && members(self).eq(members(other))
+            && self.attachments.keys().eq(other.attachments.keys())
+            && self.attachments.values().zip(other.attachments.values()).all(is_as_far)
+    }
+
     pub(super) fn order(&self, member: MemberId) -> Order {
         let is_leaving = |report: &MemberReport| matches!(report.state, MemberState::Leaving { .. });
         match self.report.members.get(&member) {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_control::{EndId, Issuer, Kind, Patterns, Registrar, RegistrarSettings, Report};
+use aquifer_control::{EndId, Issuer, Kind, NotSent, Patterns, Registrar, RegistrarSettings, Report};
 use aquifer_donor::{Donor, Files, Security, Settings, Source};
 use aquifer_fabric::{
     Bytes, Command as FabricCommand, HostReport, Incarnation, MemberId, MemberLease, Place, Presentation, Redundancy,
@@ -161,18 +161,28 @@ impl World {
         }
     }
 
+    /// Sends a step once.
+    pub fn try_order(&mut self, step: &Step) -> Result<(), NotSent> {
+        let incarnation: Incarnation = self.report().incarnation;
+        self.sequence += 1;
+        let command =
+            FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone(), cause: None };
+        self.registrar.as_ref().expect("it runs").send(&[command]).remove(0)
+    }
+
+    /// Returns whether the agent has a channel to the manager, and what became of a query over it.
+    pub fn query(&self) -> (bool, bool) {
+        let id = EndId::new(Kind::Host, "web-1").expect("a name");
+        let registrar = self.registrar.as_ref().expect("it runs");
+        let is_heard = matches!(registrar.query(Term(1), &BTreeSet::new()).remove(&id), Some(Ok(_)));
+        (registrar.connected().contains(&id), is_heard)
+    }
+
     /// Sends a step until it was carried out.
     pub fn order(&mut self, step: &Step) {
         let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let incarnation: Incarnation = self.report().incarnation;
-            self.sequence += 1;
-            let command =
-                FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone(), cause: None };
-            match self.registrar.as_ref().expect("it runs").send(&[command]).remove(0) {
-                Ok(()) => return,
-                Err(failure) => assert!(Instant::now() < deadline, "{failure:?}"),
-            }
+        while let Err(failure) = self.try_order(step) {
+            assert!(Instant::now() < deadline, "{failure:?}");
         }
     }
 

@@ -14,6 +14,9 @@ const PAGES_MAX = 200;
 /** Answers that are kept for the next request of the same path. */
 const KEPT_MAX = 512;
 
+/** The status with which a manager that stands by answers a reader. */
+const STANDBY = 307;
+
 /** Why a request failed: what happened, and what to do. */
 export class Problem extends Error {
   constructor(
@@ -167,7 +170,8 @@ export class Client {
       headers,
       credentials: "omit",
       cache: "no-store",
-      redirect: "error",
+      // A manager that stands by sends readers to the one that leads, at an address where this page may not ask.
+      redirect: "manual",
       signal: AbortSignal.timeout(REQUEST_WAIT_MS),
     };
     if (request.body !== undefined) {
@@ -180,6 +184,13 @@ export class Client {
     });
     if (answer.ok || answer.status === 304) {
       return answer;
+    }
+    if (answer.type === "opaqueredirect") {
+      throw new Problem(
+        STANDBY,
+        "this manager stands by",
+        "open the console of the manager that leads; a login here names it",
+      );
     }
     if (answer.status === 401 && had && had === this.session) {
       this.ended();

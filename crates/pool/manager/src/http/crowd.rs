@@ -12,9 +12,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use aquifer_control::network;
 use tokio::sync::Notify;
-
-use crate::network::network;
 
 /// Maximum number of connections at a time.
 pub(crate) const CONNECTIONS_MAX: usize = 256;

@@ -41,6 +41,7 @@ impl Writer {
         {
             return Err(Stop::Deposed { seen });
         }
+        self.shared.meters.count_rejected_claims(merged.claims_rejected);
         for Notice { kind, severity, what } in std::mem::take(&mut merged.notices) {
             if severity == "Critical" {
                 eprintln!("aquifer-fabricd: {what}");

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use aquifer_fabric::*;
 use aquifer_state_store::MemoryStore;
+use aquifer_telemetry::Counts;
 
 use super::*;
 use crate::crash::CrashPoint;
@@ -171,6 +172,9 @@ fn an_end_that_reports_and_then_claims_a_greater_term_deposes_nobody() {
     assert_eq!((answers("h1"), answers("h2")), (Some(false), Some(true)));
     let said = rejected_terms(&writer);
     assert!(said.len() == 1 && said[0].contains("host h1") && said[0].contains("revoke its certificate"), "{said:?}");
+    // The event is said once; the counter grows as long as the end claims it, and so does its alert last.
+    // It was honest at the start and in the first round.
+    assert_eq!(writer.shared.meters.read(Counts::default()).claims_rejected, 49);
 }
 
 /// The greatest number but one became the term of the manager plus one, which all ends stored; no manager could lead
