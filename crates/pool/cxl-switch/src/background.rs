@@ -35,7 +35,7 @@ struct Running {
     job: Job,
     started_ns: u64,
     due_ns: u64,
-    /// True for one that never ends by itself.
+    /// True for one that never ends by itself: an injected failure, or one that the driver ends.
     is_stalled: bool,
     /// How it will end.
     return_code: ReturnCode,
@@ -80,6 +80,13 @@ impl Background {
             is_stalled: std::mem::take(&mut self.next_is_stalled),
             return_code: self.next_return_code.take().unwrap_or(ReturnCode::SUCCESS),
         });
+    }
+
+    /// Makes the running operation one that the driver ends.
+    pub fn leave_to_driver(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.is_stalled = true;
+        }
     }
 
     /// Returns when the running operation ends by itself.

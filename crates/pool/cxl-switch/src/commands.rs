@@ -10,6 +10,8 @@
 //! | the FM-owned LD of an MLD | 00h, 01h, 03h, 04h, 53h, 54h; 56h if DCD |
 //! | a logical device | Identify, 04h, 40h, 44h |
 //! | the LD pool of a multi-headed device | Identify, 04h; 54h if MLD; 55h |
+//!
+//! A driven switch answers fewer: those that its driver can carry out.
 
 use aquifer_fmapi::Opcode;
 
@@ -59,6 +61,18 @@ const SWITCH: Lines = &[
 const TUNNEL: Lines = &[(Opcode::TUNNEL, NOTHING)];
 const LD_REQUESTS: Lines =
     &[(Opcode::SEND_LD_CONFIGURATION_REQUEST, NOTHING), (Opcode::SEND_LD_MEMORY_REQUEST, NOTHING)];
+const DRIVEN_SWITCH: Lines = &[
+    (Opcode::IDENTIFY_SWITCH_DEVICE, NOTHING),
+    (Opcode::GET_PHYSICAL_PORT_STATE, NOTHING),
+    (Opcode::GET_VIRTUAL_SWITCH_INFO, NOTHING),
+    (Opcode::BIND_VPPB, BACKGROUND),
+    (Opcode::UNBIND_VPPB, BACKGROUND),
+];
+const ALLOCATIONS: Lines = &[
+    (Opcode::GET_LD_INFO, NOTHING),
+    (Opcode::GET_LD_ALLOCATIONS, NOTHING),
+    (Opcode::SET_LD_ALLOCATIONS, SETTING | DATA),
+];
 const MLD: Lines = &[
     (Opcode::GET_LD_INFO, NOTHING),
     (Opcode::GET_LD_ALLOCATIONS, NOTHING),
@@ -95,6 +109,23 @@ impl Commands {
     pub fn of_switch() -> Self {
         let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, ABORT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
         Self::concat(&[&sets[..], &[SWITCH, TUNNEL, LD_REQUESTS]].concat())
+    }
+
+    /// Returns the commands of a driven switch: its ports and hosts are simulated, so nothing acts on them, and what its
+    /// driver has begun is not aborted.
+    pub fn of_driven_switch() -> Self {
+        let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
+        Self::concat(&[&sets[..], &[DRIVEN_SWITCH, TUNNEL]].concat())
+    }
+
+    /// Returns the commands of the FM-owned LD of an MLD in a driven switch.
+    pub fn of_driven_mld() -> Self {
+        Self::concat(&[IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS, TUNNEL, ALLOCATIONS])
+    }
+
+    /// Returns the commands of a logical device in a driven switch.
+    pub fn of_driven_ld() -> Self {
+        Self::concat(&[IDENTIFY, LOGS, &[(Opcode::IDENTIFY_MEMORY_DEVICE, NOTHING)]])
     }
 
     /// Returns the commands of a device.
@@ -144,6 +175,9 @@ mod tests {
             Commands::of_device(true, false, true),
             Commands::of_device(false, false, false),
             Commands::of_ld(),
+            Commands::of_driven_switch(),
+            Commands::of_driven_mld(),
+            Commands::of_driven_ld(),
             Commands::of_pool(true),
         ] {
             assert!(commands.lines.is_sorted_by(|(one, _), (next, _)| one < next), "{commands:?}");

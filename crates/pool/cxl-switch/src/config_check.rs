@@ -88,6 +88,16 @@ impl SwitchConfig {
         Ok(())
     }
 
+    /// Rejects a configuration of which no driven switch can be made: its devices are MLDs with one head.
+    pub(crate) fn check_driven(&self) -> Result<(), ConfigFailure> {
+        for (index, device) in self.devices.iter().enumerate() {
+            let is_plain = device.kind == DeviceKind::Mld && device.ports.len() == 1 && device.capacity.is_none();
+            let cause = || "a driven switch has MLDs with one port, without dynamic capacity".to_owned();
+            check(is_plain, &format!("devices[{index}]"), cause, "leave the device out, or make it one")?;
+        }
+        Ok(())
+    }
+
     fn role(&self, port_id: u8) -> Option<PortRole> {
         self.ports.get(usize::from(port_id)).map(|port| port.role)
     }

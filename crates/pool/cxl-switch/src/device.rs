@@ -57,6 +57,8 @@ pub(crate) struct Device {
     pub capacity: Option<Capacity>,
     /// False while it is pulled out.
     pub is_present: bool,
+    /// True where the driver decides about its memory.
+    pub is_driven: bool,
 }
 
 impl Device {
@@ -95,6 +97,7 @@ impl Device {
             qos: Qos::new(lds_mib.len()),
             capacity,
             is_present: true,
+            is_driven: false,
             config,
         }
     }
@@ -120,9 +123,9 @@ impl Device {
     }
 
     /// Returns the answer to a command of sets 54h and 56h; None for other sets. `bound` has a bit for each logical
-    /// device that is bound.
-    pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
-        let answer = self.answer_for_lds(context, request, bound);
+    /// device that is bound; `is_busy` says whether the driver has an order.
+    pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16, is_busy: bool) -> Option<Answer> {
+        let answer = self.answer_for_lds(context, request, bound, is_busy);
         let answer = answer.or_else(|| self.qos.answer(context, request));
         let Some(capacity) = &mut self.capacity else { return answer };
         answer.or_else(|| capacity.answer(context, &mut self.component, request))

@@ -235,7 +235,12 @@ impl Switch {
     }
 
     /// Changes a device, and records which of its links went up or down.
-    fn with_links(&mut self, context: &mut Context, device: usize, step: impl FnOnce(&mut Self, &mut Context)) {
+    pub(crate) fn with_links(
+        &mut self,
+        context: &mut Context,
+        device: usize,
+        step: impl FnOnce(&mut Self, &mut Context),
+    ) {
         let ports = self.devices[device].config.ports.clone();
         let were_up: Vec<bool> = ports.iter().map(|port_id| self.link_is_up(*port_id)).collect();
         step(self, context);

@@ -9,6 +9,9 @@
 //! driver carries out. [`Switch::advance`] ends what is due. Hosts act by a [`HostAction`]; failures are injected by
 //! an [`Injection`].
 //!
+//! A [`Switch::driven`] one stands before memory that is not its own, such as a pool's: it orders binds, unbinds and
+//! allocations from its driver (`orders.rs`), and takes its state over from there (`adopted.rs`).
+//!
 //! The path of a request: `switch.rs` (answer or refuse), `commands.rs` (which component answers it), then one file for
 //! each command set: `generic.rs` (00h to 04h), `ports.rs` (51h), `virtual_switch.rs` (52h), `tunnel.rs` (53h),
 //! `lds.rs` and `qos.rs` (54h), `heads.rs` (55h), `capacity.rs` (56h).
@@ -28,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adopted;
 mod background;
 mod capacity;
 mod commands;
@@ -44,6 +48,7 @@ mod host;
 mod injection;
 mod lds;
 mod memory;
+mod orders;
 mod outcome;
 mod ports;
 mod qos;
@@ -52,6 +57,7 @@ mod switch;
 mod tunnel;
 mod virtual_switch;
 
+pub use adopted::{Adopted, AdoptedBinding, AdoptedDevice, AdoptedHost, Progress};
 pub use config::{
     CapacityConfig, DeviceConfig, DeviceKind, PortConfig, PortRole, RegionConfig, SwitchConfig, VirtualSwitchConfig,
 };
@@ -59,5 +65,6 @@ pub use config_check::ConfigFailure;
 pub use context::Connection;
 pub use host::{HostAction, HostAnswer, HostFailure};
 pub use injection::{AnswerFailure, Injection, InjectionRefusal};
+pub use orders::{Ending, Order};
 pub use outcome::{Effect, Event, Outcome, Refusal, Reply};
 pub use switch::Switch;

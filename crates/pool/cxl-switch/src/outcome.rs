@@ -7,6 +7,8 @@ use std::fmt;
 
 use aquifer_fmapi::{DecodeFailure, EventLog, EventRecord, Extent};
 
+use crate::orders::Order;
+
 /// What one step led to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -18,6 +20,15 @@ pub struct Outcome {
     pub effects: Vec<Effect>,
     /// Why the received bytes get no answer.
     pub refusal: Option<Refusal>,
+}
+
+impl Outcome {
+    /// Adds what a further step led to.
+    pub(crate) fn append(&mut self, mut other: Outcome) {
+        self.replies.append(&mut other.replies);
+        self.events.append(&mut other.events);
+        self.effects.append(&mut other.effects);
+    }
 }
 
 /// A message to send.
@@ -134,6 +145,14 @@ pub enum Effect {
         device: usize,
         /// The logical device that is wiped.
         ld_id: u8,
+    },
+    /// The driver of a driven switch is to carry this out, and then to say how it ended by
+    /// [`Switch::conclude`](crate::Switch::conclude).
+    Ordered {
+        /// The number of the order.
+        id: u64,
+        /// What it asks for.
+        order: Order,
     },
     /// A port's PERST# was asserted or deasserted.
     PerstChanged {

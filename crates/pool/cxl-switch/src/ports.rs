@@ -37,6 +37,8 @@ pub(crate) struct Port {
     pub is_in_reset: bool,
     /// The time until which its link is down, regardless of its device and of PERST#.
     pub down_until_ns: Option<u64>,
+    /// True while its host does not answer; only in a driven switch.
+    pub is_cut: bool,
     /// Its bridge's configuration space.
     pub registers: Registers,
 }
@@ -45,7 +47,7 @@ impl Port {
     /// Creates a port as it is after a reset.
     pub fn new(switch: &SwitchConfig, config: &PortConfig) -> Self {
         let registers = Registers::new(switch.vendor_id, switch.device_id, CLASS_BRIDGE);
-        Self { config: config.clone(), is_in_reset: false, down_until_ns: None, registers }
+        Self { config: config.clone(), is_in_reset: false, down_until_ns: None, is_cut: false, registers }
     }
 }
 
@@ -80,7 +82,7 @@ impl Switch {
             physical_ports: self.ports.len() as u8,
             virtual_switches: self.vppbs.len() as u8,
             active_ports: bits(&mut self.ports.iter().map(|port| port.config.role != PortRole::Disabled)),
-            active_virtual_switches: bits(&mut self.config.virtual_switches.iter().map(|vcs| vcs.enabled)),
+            active_virtual_switches: bits(&mut self.vcs_enabled.iter().copied()),
             vppbs_total: vppbs.clone().count() as u16,
             vppbs_active: vppbs.filter(|binding| binding.bound().is_some()).count() as u16,
             hdm_decoders_per_usp: self.config.hdm_decoders_per_usp,
@@ -165,7 +167,7 @@ impl Switch {
         let is_connected = match port.config.role {
             PortRole::Disabled => false,
             PortRole::Downstream => self.device_at(port_id).is_some(),
-            PortRole::Upstream => true,
+            PortRole::Upstream => !port.is_cut,
         };
         is_connected && !port.is_in_reset && port.down_until_ns.is_none()
     }

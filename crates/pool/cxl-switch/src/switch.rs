@@ -19,6 +19,7 @@ use crate::config_check::ConfigFailure;
 use crate::context::{Answer, Connection, Context};
 use crate::device::Device;
 use crate::injection::Injections;
+use crate::orders::Orders;
 use crate::outcome::{Outcome, Refusal, Reply};
 use crate::ports::Port;
 use crate::virtual_switch::VppbState;
@@ -42,12 +43,15 @@ pub struct Switch {
     pub(crate) config: SwitchConfig,
     pub(crate) component: Component,
     pub(crate) ports: Vec<Port>,
+    /// Whether each virtual CXL switch is enabled.
+    pub(crate) vcs_enabled: Vec<bool>,
     /// The vPPBs of each virtual CXL switch.
     pub(crate) vppbs: Vec<Vec<VppbState>>,
     /// The secret values that hosts have set, of each virtual CXL switch.
     pub(crate) domain_svs: Vec<Option<[u8; 16]>>,
     pub(crate) devices: Vec<Device>,
     pub(crate) background: Background,
+    pub(crate) orders: Orders,
     pub(crate) injections: Injections,
     /// The time of the last step.
     now_ns: u64,
@@ -67,14 +71,37 @@ impl Switch {
         Ok(Self {
             component: Component::new(identity, Commands::of_switch(), config.events_per_log, None),
             ports: config.ports.iter().map(|port| Port::new(&config, port)).collect(),
+            vcs_enabled: config.virtual_switches.iter().map(|vcs| vcs.enabled).collect(),
             vppbs: config.virtual_switches.iter().map(|vcs| vec![VppbState::Unbound; vcs.vppbs.into()]).collect(),
             domain_svs: vec![None; config.virtual_switches.len()],
             devices: (0..config.devices.len()).map(|index| Device::new(&config, index)).collect(),
             background: Background::default(),
+            orders: Orders::default(),
             injections: Injections::default(),
             now_ns: 0,
             config,
         })
+    }
+
+    /// Creates a switch whose driver carries out binds, unbinds and allocations, each within a limit. Its devices are MLDs
+    /// that lend the memory of others: there are no accesses to it, no quality of service and no dynamic capacity.
+    /// Until the first [`adopt`](Self::adopt), no device is there, and no virtual CXL switch is enabled.
+    pub fn driven(config: SwitchConfig, limit_ns: u64) -> Result<Self, ConfigFailure> {
+        config.check_driven()?;
+        let mut switch = Self::new(config)?;
+        switch.orders = Orders::of_driven(limit_ns);
+        switch.component.commands = Commands::of_driven_switch();
+        switch.vcs_enabled.iter_mut().for_each(|is_enabled| *is_enabled = false);
+        for vcs in &switch.config.virtual_switches {
+            switch.ports[usize::from(vcs.upstream_port)].is_cut = true;
+        }
+        for device in &mut switch.devices {
+            device.is_present = false;
+            device.is_driven = true;
+            device.component.commands = Commands::of_driven_mld();
+            device.ld_component.commands = Commands::of_driven_ld();
+        }
+        Ok(switch)
     }
 
     /// Returns the configuration that it was made from.
@@ -90,8 +117,10 @@ impl Switch {
         let request = header.ok().filter(|header| header.category == Category::Request);
         let failure = request.and_then(|header| self.injections.take(header.opcode));
         let code = failure.as_ref().and_then(|failure| failure.return_code());
-        match self.converse(&mut context, Cci::Switch, bytes, code) {
-            Ok(answer) => {
+        let answer = self.converse(&mut context, Cci::Switch, bytes, code);
+        match (context.order.take(), answer) {
+            (Some(order), Ok(_)) => self.order_and_wait(&mut context, order, bytes, failure),
+            (_, Ok(answer)) => {
                 let reply = Reply {
                     connection: connection.id,
                     due_ns: context.now_ns,
@@ -102,7 +131,7 @@ impl Switch {
                     None => context.outcome.replies.push(reply),
                 }
             }
-            Err(refusal) => context.outcome.refusal = Some(refusal),
+            (_, Err(refusal)) => context.outcome.refusal = Some(refusal),
         }
         self.end(context)
     }
@@ -116,7 +145,7 @@ impl Switch {
     /// Returns when something ends by itself next, so that [`Switch::advance`] has something to do.
     pub fn deadline_ns(&self) -> Option<u64> {
         let links = self.ports.iter().filter_map(|port| port.down_until_ns);
-        self.background.deadline_ns().into_iter().chain(links).min()
+        self.background.deadline_ns().into_iter().chain(self.orders.deadline_ns()).chain(links).min()
     }
 
     /// Begins a step.
@@ -124,6 +153,7 @@ impl Switch {
         self.now_ns = self.now_ns.max(now_ns);
         let mut context = Context::of_nobody(self.now_ns);
         self.end_background(&mut context);
+        self.end_late_order(&mut context);
         self.raise_links(&mut context);
         context
     }
@@ -233,7 +263,8 @@ impl Switch {
             return Some(answer);
         }
         let answer = self.answer_of_heads(context, device, request);
-        let answer = answer.or_else(|| self.devices[device].answer(context, request, bound));
+        let is_busy = self.is_busy();
+        let answer = answer.or_else(|| self.devices[device].answer(context, request, bound, is_busy));
         answer.or_else(|| self.answer_of_tunnels(context, at, request))
     }
 }

@@ -12,6 +12,9 @@
 //!                       Bound -> Unbound                   where the MLD is pulled out; an unbind is then done
 //! ```
 //!
+//! In a driven switch, the driver ends an operation (`orders.rs`), and may say that a vPPB is in progress without one
+//! (`adopted.rs`).
+//!
 //! The simulated host lets go when asked, so that all three ways of unbinding take the same time. The injection
 //! `BackgroundStalls` simulates a host that does not.
 
@@ -23,6 +26,7 @@ use aquifer_fmapi::{
 use crate::background::Job;
 use crate::config::PortRole;
 use crate::context::{Answer, Context};
+use crate::orders::Ending;
 use crate::outcome::Effect;
 use crate::switch::Switch;
 
@@ -131,28 +135,56 @@ impl Switch {
         let listed = get.vppbs_listed(vppbs.len() as u8).into();
         VirtualSwitch {
             vcs_id,
-            state: if config.enabled { VcsState::Enabled } else { VcsState::Disabled },
+            state: if self.vcs_enabled[index] { VcsState::Enabled } else { VcsState::Disabled },
             usp_id: config.upstream_port,
             vppbs_total: vppbs.len() as u8,
             vppbs: vppbs.iter().skip(get.first_vppb.into()).take(listed).map(VppbState::reported).collect(),
         }
     }
 
-    fn bind(&mut self, context: &Context, bind: &BindVppb) -> Answer {
-        if self.background.is_running() {
+    fn bind(&mut self, context: &mut Context, bind: &BindVppb) -> Answer {
+        if self.is_busy() {
             return Err(ReturnCode::BUSY);
         }
         let target = self.target(bind).ok_or(ReturnCode::INVALID_INPUT)?;
-        let is_enabled =
-            |vcs_id: u8| self.config.virtual_switches.get(usize::from(vcs_id)).is_some_and(|vcs| vcs.enabled);
-        if !is_enabled(bind.vcs_id) || self.targets().any(|taken| taken.overlaps(&target)) {
+        if !self.vcs_is_enabled(bind.vcs_id) || self.targets().any(|taken| taken.overlaps(&target)) {
             return Err(ReturnCode::INVALID_INPUT);
         }
+        let is_driven = self.orders.is_driven();
         match self.vppb(bind.vcs_id, bind.vppb_id) {
-            Some(vppb @ VppbState::Unbound) => *vppb = VppbState::Binding(target),
+            Some(VppbState::Unbound) => {}
+            // The driver has not ended it in time: it ends by itself.
+            Some(VppbState::Unbinding(_)) if is_driven => return Err(ReturnCode::RETRY_REQUIRED),
             _ => return Err(ReturnCode::INVALID_INPUT),
         }
+        if is_driven {
+            self.check_driven(bind.vcs_id, target)?;
+        }
+        if let Some(vppb) = self.vppb(bind.vcs_id, bind.vppb_id) {
+            *vppb = VppbState::Binding(target);
+        }
         self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target })
+    }
+
+    /// Refuses a bind that the driver could not carry out: without memory, or where one of the two does not answer.
+    fn check_driven(&self, vcs_id: u8, target: Target) -> Result<(), ReturnCode> {
+        let upstream = self.config.virtual_switches[usize::from(vcs_id)].upstream_port;
+        let device = &self.devices[self.reach(target.port_id)?];
+        let ld = device.lds.get(usize::from(target.ld_id.ok_or(ReturnCode::INVALID_INPUT)?));
+        match ld.is_some_and(|ld| ld.allocation.range_1 > 0) {
+            false => Err(ReturnCode::INVALID_INPUT),
+            true if self.link_is_up(upstream) => Ok(()),
+            true => Err(ReturnCode::RETRY_REQUIRED),
+        }
+    }
+
+    fn vcs_is_enabled(&self, vcs_id: u8) -> bool {
+        self.vcs_enabled.get(usize::from(vcs_id)).copied().unwrap_or_default()
+    }
+
+    /// Returns whether another operation has to end before one can begin.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.background.is_running() || self.orders.is_running()
     }
 
     /// Returns the target that a request names. For an empty port or SLD, the LD id is FFFFh; one peer's manager sends
@@ -172,28 +204,52 @@ impl Switch {
         Some(Target { port_id, ld_id })
     }
 
-    fn unbind(&mut self, context: &Context, unbind: &UnbindVppb) -> Answer {
-        if self.background.is_running() {
+    fn unbind(&mut self, context: &mut Context, unbind: &UnbindVppb) -> Answer {
+        if self.is_busy() {
             return Err(ReturnCode::BUSY);
         }
         if let UnbindOption::Reserved(_) = unbind.option {
             return Err(ReturnCode::INVALID_INPUT);
         }
+        let is_driven = self.orders.is_driven();
         let Some(vppb) = self.vppb(unbind.vcs_id, unbind.vppb_id) else { return Err(ReturnCode::INVALID_INPUT) };
-        let VppbState::Bound(target) = *vppb else { return Err(ReturnCode::INVALID_INPUT) };
+        let target = match *vppb {
+            VppbState::Bound(target) => target,
+            // What the host never takes can be unbound again.
+            VppbState::Binding(target) if is_driven => target,
+            VppbState::Unbinding(_) if is_driven => return Err(ReturnCode::RETRY_REQUIRED),
+            _ => return Err(ReturnCode::INVALID_INPUT),
+        };
         *vppb = VppbState::Unbinding(target);
         self.start(context, Job { is_bind: false, vcs_id: unbind.vcs_id, vppb_id: unbind.vppb_id, target })
     }
 
-    fn start(&mut self, context: &Context, job: Job) -> Answer {
-        self.background.start(context.now_ns, self.config.bind_ms * NS_PER_MS, job);
+    fn start(&mut self, context: &mut Context, job: Job) -> Answer {
+        let duration_ns = self.orders.limit_ns().unwrap_or(self.config.bind_ms * NS_PER_MS);
+        self.background.start(context.now_ns, duration_ns, job);
+        if self.orders.is_driven() {
+            self.background.leave_to_driver();
+            self.order_job(context, &job);
+        }
         Err(ReturnCode::BACKGROUND_STARTED)
     }
 
     /// Ends the operation that is due, if one is.
     pub(crate) fn end_background(&mut self, context: &mut Context) {
         if let Some((job, return_code)) = self.background.due(context.now_ns) {
-            self.conclude(context, job, return_code);
+            self.conclude_job(context, job, return_code);
+        }
+    }
+
+    /// Ends the operation as its driver says. Where the end is unknown, the vPPB stays in progress until the next adopted
+    /// state shows what it is.
+    pub(crate) fn end_job(&mut self, context: &mut Context, ending: Ending) {
+        let Some(job) = self.background.job() else { return };
+        if let Ending::Unknown(_) = ending {
+            self.background.end(ending.return_code());
+            self.component.background_ended();
+        } else {
+            self.conclude_job(context, job, ending.return_code());
         }
     }
 
@@ -201,17 +257,17 @@ impl Switch {
     /// that it is not aborted.
     pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
         if let Some(job) = self.background.abortable(context.now_ns) {
-            self.conclude(context, job, ReturnCode::ABORTED);
+            self.conclude_job(context, job, ReturnCode::ABORTED);
         }
         Ok(Response::AbortBackground(Empty {}))
     }
 
     /// Ends the operation with this return code. If the logical device was pulled out meanwhile, a bind fails, and an
     /// unbind is done.
-    fn conclude(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
+    fn conclude_job(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
         let Job { is_bind, vcs_id, vppb_id, target } = job;
-        // A port stays bound, for a later device.
-        let is_there = target.ld_id.is_none() || self.device_at(target.port_id).is_some();
+        // A port stays bound, for a later device. A driver has looked itself whether the device is there.
+        let is_there = self.orders.is_driven() || target.ld_id.is_none() || self.device_at(target.port_id).is_some();
         let return_code = match (is_there, is_bind) {
             (false, true) if wanted == ReturnCode::SUCCESS => ReturnCode::INTERNAL_ERROR,
             (false, false) => ReturnCode::SUCCESS,
@@ -237,7 +293,14 @@ impl Switch {
         }
     }
 
-    fn note_binding(&mut self, context: &mut Context, log: EventLog, vcs_id: u8, vppb_id: u8, binding: VppbState) {
+    pub(crate) fn note_binding(
+        &mut self,
+        context: &mut Context,
+        log: EventLog,
+        vcs_id: u8,
+        vppb_id: u8,
+        binding: VppbState,
+    ) {
         let event = VppbEvent { vcs_id, vppb_id, kind: VppbEventKind::BindingChange, vppb: binding.reported() };
         let ld_id = binding.target().and_then(|target| target.ld_id).unwrap_or_default();
         self.component.record(context, log, &EventData::Vppb(event), ld_id.into());
@@ -245,7 +308,8 @@ impl Switch {
 
     /// Handles the loss of a host: wipes the memory if the configuration says so, and releases dynamic capacity.
     fn let_go(&mut self, context: &mut Context, target: Target) {
-        let is_wiped = self.config.wipe_on_unbind;
+        // The driver wipes what was bound through it.
+        let is_wiped = self.config.wipe_on_unbind && !self.orders.is_driven();
         let Some(index) = self.device_at(target.port_id) else { return };
         let device = &mut self.devices[index];
         let host_id = device.host_id(target.port_id, target.ld_id);
@@ -276,7 +340,8 @@ impl Switch {
     }
 
     fn generate_aer(&self, context: &mut Context, event: &GenerateAerEvent) -> Answer {
-        let vcs = self.config.virtual_switches.get(usize::from(event.vcs_id)).filter(|vcs| vcs.enabled);
+        let vcs = self.config.virtual_switches.get(usize::from(event.vcs_id));
+        let vcs = vcs.filter(|_| self.vcs_is_enabled(event.vcs_id));
         // Instance 0 is the upstream port, the vPPBs follow it.
         let is_there = vcs.is_some_and(|vcs| event.vppb_id <= vcs.vppbs);
         if !is_there {
