@@ -10,6 +10,8 @@ use aquifer_fmapi::*;
 
 use crate::client::{Client, Hop, at_device, at_switch};
 
+pub mod history;
+
 pub const GIB: u64 = 1 << 30;
 /// How long an order may take.
 pub const LIMIT_NS: u64 = 1_000_000_000;
