@@ -306,6 +306,8 @@ impl Edit<'_> {
             width: 1,
             presentation: view.presentation.clone(),
             expires_at: None,
+            donor: None,
+            labels: Default::default(),
         }
     }
 }

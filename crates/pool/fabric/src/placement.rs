@@ -20,9 +20,9 @@ pub use capacity::{Capacity, Reach, RunningCapacity};
 pub use refusal::Refusal;
 
 use crate::bytes::{Bytes, SLAB};
-use crate::id::{PoolId, ZoneId};
+use crate::id::{DonorId, PoolId, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
-use crate::volume::{Redundancy, SPANS_MAX, Source, VOLUME_MAX, VolumeSpec};
+use crate::volume::{LABEL_BYTES_MAX, LABELS_MAX, Redundancy, SPANS_MAX, Source, VOLUME_MAX, VolumeSpec};
 use capacity::{Domain, Found};
 
 /// A request for capacity.
@@ -64,6 +64,8 @@ struct Pick<'a> {
     domains: BTreeSet<Domain>,
     /// Sources that must not be taken.
     avoid: &'a BTreeSet<Source>,
+    /// The only donor that may be taken, if there is one.
+    only: Option<&'a DonorId>,
 }
 
 /// Returns the acceptable classes, in the order in which they are tried.
@@ -82,7 +84,14 @@ pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
     if usize::from(spec.width) > SPANS_MAX {
         return Err(Refusal::TooManySpans { size: spec.size });
     }
-    Ok(())
+    check_labels(spec)
+}
+
+/// Checks the number and the length of a specification's labels.
+pub(crate) fn check_labels(spec: &VolumeSpec) -> Result<(), Refusal> {
+    let is_short = |text: &String| text.len() <= LABEL_BYTES_MAX;
+    let are_short = spec.labels.iter().all(|(name, value)| is_short(name) && is_short(value));
+    if spec.labels.len() <= LABELS_MAX && are_short { Ok(()) } else { Err(Refusal::Labels) }
 }
 
 impl Capacity {
@@ -97,11 +106,14 @@ impl Capacity {
             Err(refusal) => {
                 placement.spans.iter().flatten().for_each(|choice| self.give_back(choice));
                 // Report what was free before the first span was reserved: that figure helps a person.
-                if let Refusal::NotEnough { pool, class, .. } = refusal {
-                    let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
-                    return Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free });
+                match refusal {
+                    Refusal::NotEnough { pool, class, .. } => {
+                        let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
+                        Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free })
+                    }
+                    Refusal::DonorFull { donor, .. } => Err(self.donor_is_full(&donor, request.bytes)),
+                    refusal => Err(refusal),
                 }
-                Err(refusal)
             }
         }
     }
@@ -146,6 +158,7 @@ impl Capacity {
             spread: spec.spread,
             domains: BTreeSet::new(),
             avoid: used,
+            only: spec.donor.as_ref(),
         };
         let mut found = Vec::new();
         for _ in 0..spec.redundancy.members() {
@@ -170,7 +183,8 @@ impl Capacity {
     ) -> Result<Choice, Refusal> {
         let classes = classes(spec.class);
         let domains = others.iter().filter_map(|source| self.domain(source, spec.spread)).collect();
-        let pick = Pick { pool: &spec.pool, classes: &classes, reaches, spread: spec.spread, domains, avoid };
+        let (pool, spread, only) = (&spec.pool, spec.spread, spec.donor.as_ref());
+        let pick = Pick { pool, classes: &classes, reaches, spread, domains, avoid, only };
         let request = Request { spec, bytes: want, reaches };
         match self.find(&pick, want, &mut 0) {
             Some(found) if found.free >= want => Ok(self.reserve(found, want)),
@@ -181,6 +195,10 @@ impl Capacity {
     /// Returns the source for one member: the first class that has enough in one place, else the source with the most
     /// room in any class.
     fn find(&self, pick: &Pick<'_>, want: Bytes, looks: &mut usize) -> Option<Found> {
+        if let Some(donor) = pick.only {
+            *looks += 1;
+            return self.only(pick, donor).filter(|found| found.free >= SLAB);
+        }
         let mut best: Option<Found> = None;
         for class in pick.classes {
             for reach in pick.reaches {
@@ -198,6 +216,11 @@ impl Capacity {
 
     fn why_not(&self, request: &Request<'_>, classes: &[LatencyClass], pick: &Pick<'_>) -> Refusal {
         let Request { spec, bytes, reaches } = *request;
+        if let Some(donor) = &spec.donor
+            && spec.redundancy == Redundancy::None
+        {
+            return self.donor_is_full(donor, bytes);
+        }
         let (free, domains) = self.room(&spec.pool, reaches, classes, spec.spread);
         let needed = spec.redundancy.members().max(pick.domains.len() + 1);
         if domains < needed && spec.redundancy != Redundancy::None {
@@ -207,6 +230,10 @@ impl Capacity {
             return Refusal::TooNarrow { pool: spec.pool.clone(), width: spec.width };
         }
         Refusal::NotEnough { pool: spec.pool.clone(), class: spec.class, wanted: bytes, free }
+    }
+
+    fn donor_is_full(&self, donor: &DonorId, wanted: Bytes) -> Refusal {
+        Refusal::DonorFull { donor: donor.clone(), wanted, free: self.free_of(donor) }
     }
 
     /// Counts what a zone takes against its quota.

@@ -7,7 +7,7 @@
 //! or refused as a whole. A change that cannot be made in place (of pool, zone, class, redundancy, spread or width)
 //! becomes a release and a new volume, and is shown as such.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::bytes::Bytes;
@@ -39,6 +39,8 @@ pub enum Change {
     Grow(VolumeName, Bytes, Bytes),
     /// A volume's lifetime changes.
     Expire(VolumeName, Option<Millis>),
+    /// What is noted about a volume changes.
+    SetLabels(VolumeName, BTreeMap<String, String>),
     /// How its host sees a volume changes, from the next binding on.
     SetPresentation(VolumeName, Presentation),
     /// A volume gets a host.
@@ -68,7 +70,7 @@ impl Change {
             Self::Create(..) => 5,
             Self::Grow(..) => 6,
             Self::Expire(..) => 7,
-            Self::SetPresentation(..) => 8,
+            Self::SetLabels(..) | Self::SetPresentation(..) => 8,
             Self::Bind(..) => 9,
             Self::Drain(..) => 10,
             Self::RemoveZone(_) => 11,
@@ -99,6 +101,7 @@ impl fmt::Display for Change {
             Self::Grow(name, from, to) => write!(f, "+ grow volume {name} from {from} to {to}"),
             Self::Expire(name, Some(at)) => write!(f, "~ volume {name} expires at {at}"),
             Self::Expire(name, None) => write!(f, "~ volume {name} does not expire"),
+            Self::SetLabels(name, _) => write!(f, "~ label volume {name} differently"),
             Self::SetPresentation(name, _) => write!(f, "~ present volume {name} differently when it is bound next"),
             Self::Bind(name, host) => write!(f, "+ bind volume {name} to host {host}"),
             Self::Drain(donor, true) => write!(f, "- drain donor {donor}"),
@@ -137,7 +140,7 @@ fn volume_changes(
     to: Option<&DeclaredVolume>,
     changes: &mut Vec<Change>,
 ) {
-    // Only size, expiry and presentation change in place. For any other change, the volume is released and created.
+    // Only size, expiry, labels and presentation change in place. For any other change, the volume is released and created.
     let from_kept = from.filter(|from| to.is_some_and(|to| is_same_kind(&from.spec, &to.spec)));
     if let Some(from) = from
         && from_kept.is_none()
@@ -158,6 +161,9 @@ fn volume_changes(
             if from.spec.expires_at != to.spec.expires_at {
                 changes.push(Change::Expire(name.clone(), to.spec.expires_at));
             }
+            if from.spec.labels != to.spec.labels {
+                changes.push(Change::SetLabels(name.clone(), to.spec.labels.clone()));
+            }
             if from.spec.presentation != to.spec.presentation {
                 changes.push(Change::SetPresentation(name.clone(), to.spec.presentation.clone()));
             }
@@ -172,8 +178,8 @@ fn volume_changes(
 
 /// Returns whether one volume can become the other in place.
 fn is_same_kind(from: &VolumeSpec, to: &VolumeSpec) -> bool {
-    let VolumeSpec { size, presentation, expires_at, .. } = to.clone();
-    VolumeSpec { size, presentation, expires_at, ..from.clone() } == *to
+    let VolumeSpec { size, presentation, expires_at, labels, .. } = to.clone();
+    VolumeSpec { size, presentation, expires_at, labels, ..from.clone() } == *to
 }
 
 /// Why a plan is not applied. Nothing has changed.
@@ -307,6 +313,7 @@ impl Edit<'_> {
             Change::Create(name, spec) => self.create(draw(), name.clone(), (**spec).clone()),
             Change::Grow(name, _, size) => self.grow(id(name)?, *size),
             Change::Expire(name, at) => self.change_spec(id(name)?, |spec| spec.expires_at = *at),
+            Change::SetLabels(name, labels) => self.change_spec(id(name)?, |spec| spec.labels = labels.clone()),
             Change::SetPresentation(name, presentation) => {
                 self.change_spec(id(name)?, |spec| spec.presentation = presentation.clone())
             }

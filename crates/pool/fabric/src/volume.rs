@@ -10,6 +10,7 @@
 //!
 //! Next: `placement.rs`, which donors and devices hold a new volume; `desired/change.rs`, how a volume is bound.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,10 @@ pub const COPIES_MAX: u8 = 4;
 pub const DATA_MAX: u8 = 16;
 /// Maximum number of parity shards.
 pub const PARITY_MAX: u8 = 4;
+/// Labels of one volume at most.
+pub const LABELS_MAX: usize = 16;
+/// Longest name or value of a label, in bytes.
+pub const LABEL_BYTES_MAX: usize = 128;
 /// Largest volume: far more than a rack holds, far less than would overflow once redundancy is added.
 pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
 
@@ -140,6 +145,13 @@ pub struct VolumeSpec {
     /// When it is released automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Millis>,
+    /// The only donor that may hold it; any of the pool if there is none. It does not move from there: a drain waits
+    /// until it is released, and what the donor has lost is placed there again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub donor: Option<DonorId>,
+    /// What people and programs note about it. The fabric manager decides nothing by them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// Where a member's bytes are.

@@ -124,6 +124,8 @@ fn calm_pool() -> World {
             width: 2,
             presentation: Presentation::OneRange,
             expires_at: None,
+            donor: None,
+            labels: Default::default(),
         };
         let volume = VolumeId(number as u64);
         let orders = &mut world.writers[0].orders;
@@ -177,6 +179,8 @@ fn a_volume_that_fills_the_only_donor_is_placed_there_again_after_a_restart() {
         width: 1,
         presentation: Presentation::OneRange,
         expires_at: None,
+        donor: None,
+        labels: Default::default(),
     };
     let volume = VolumeId(1);
     world.writers[0].orders.push(Order::Create(volume, id("v"), Box::new(spec)));

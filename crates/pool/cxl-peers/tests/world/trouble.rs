@@ -96,6 +96,8 @@ impl World {
                 width: 1,
                 presentation: Presentation::OneRange,
                 expires_at: None,
+                donor: None,
+                labels: Default::default(),
             };
             return Order::Create(id(format!("v{}", self.random.below(6))), Box::new(spec));
         }

@@ -15,7 +15,7 @@ use super::{Desired, Volume, Why};
 use crate::bytes::Bytes;
 use crate::id::{DonorId, HostId, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
 use crate::observed::Observed;
-use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_spec};
+use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_labels, check_spec};
 use crate::reconcile::progress::{is_gone, is_lost};
 use crate::topology::Topology;
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
@@ -141,7 +141,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Makes a volume smaller. Whole spans leave, from its end; what remains may be more than was asked for.
+    /// Makes a volume smaller. Whole spans leave, from its end; what remains may be more than was asked for. While it is
+    /// unbound, nothing is lent, so slabs of its last span are given back, too.
     pub fn shrink(&mut self, id: VolumeId, size: Bytes) -> Result<(), Refusal> {
         let volume = self.desired.wanted(id)?;
         if size >= volume.spec.size {
@@ -159,6 +160,9 @@ impl Edit<'_> {
             if let Some((host, span)) = shrunk.host.clone().zip(span) {
                 shrunk.shrink_span(&host, span);
             }
+        }
+        if shrunk.host.is_none() {
+            shrunk.cut_last_span();
         }
         self.put(id, shrunk, &[]);
         Ok(())
@@ -191,7 +195,7 @@ impl Edit<'_> {
         let mut place_anywhere = || place_without(self.capacity, id, volume, old, &reaches, &others);
         let chosen = match elsewhere {
             Err(_) if is_lost && let Some(choice) = place_anywhere() => choice,
-            Err(Refusal::NotEnough { .. } | Refusal::TooNarrow { .. }) => {
+            Err(Refusal::DonorFull { .. } | Refusal::NotEnough { .. } | Refusal::TooNarrow { .. }) => {
                 let VolumeSpec { pool, class, .. } = volume.spec.clone();
                 return Err(Refusal::NotElsewhere { pool, class, wanted: old.bytes, source: old.source.clone() });
             }
@@ -223,6 +227,7 @@ impl Edit<'_> {
     pub(crate) fn change_spec(&mut self, id: VolumeId, change: impl FnOnce(&mut VolumeSpec)) -> Result<(), Refusal> {
         let mut changed = self.desired.wanted(id)?.clone();
         change(&mut changed.spec);
+        check_labels(&changed.spec)?;
         self.put(id, changed, &[]);
         Ok(())
     }
@@ -368,6 +373,17 @@ impl Volume {
         self.leave_host();
         self.spans.clear();
         self.released = true;
+    }
+
+    /// Cuts the slabs of the last span to what is asked for. No host has the volume.
+    fn cut_last_span(&mut self) {
+        let Some(last) = self.spans.last() else { return };
+        let others = self.usable_bytes().minus(self.usable_bytes_of(last));
+        let bytes = self.spec.redundancy.member_bytes(self.spec.size.minus(others));
+        let last = self.spans.last_mut().expect("it was found");
+        for member in last.members.iter_mut().filter(|member| matches!(member.source, Source::Slabs { .. })) {
+            member.bytes = member.bytes.min(bytes);
+        }
     }
 
     /// Makes a span's members leave with the span, including those that were already leaving.

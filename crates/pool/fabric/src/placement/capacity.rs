@@ -379,6 +379,25 @@ impl Capacity {
         self.shelve(source, true);
     }
 
+    /// Returns what a donor can hand out.
+    pub(super) fn free_of(&self, donor: &DonorId) -> Bytes {
+        let source = Source::Slabs { donor: donor.clone() };
+        self.offers.get(&source).map_or(Bytes::ZERO, |offer| self.free(&source, offer))
+    }
+
+    /// Returns a donor, if a pick may take it.
+    pub(super) fn only(&self, pick: &Pick<'_>, donor: &DonorId) -> Option<Found> {
+        let source = Source::Slabs { donor: donor.clone() };
+        let offer = self.offers.get(&source)?;
+        let domain = domain_of(&source, offer, pick.spread);
+        let may = offer.pool == *pick.pool
+            && pick.classes.contains(&offer.class)
+            && pick.reaches.contains(&offer.reach)
+            && !pick.avoid.contains(&source)
+            && !pick.domains.contains(&domain);
+        may.then(|| Found { free: self.free(&source, offer), source: source.clone(), domain })
+    }
+
     /// Returns the source with the most room on one shelf, outside the domains and sources that a pick must avoid.
     pub(super) fn fullest(
         &self,

@@ -6,9 +6,11 @@
 use std::fmt;
 
 use crate::bytes::Bytes;
-use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
+use crate::id::{DonorId, HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
-use crate::volume::{COPIES_MAX, DATA_MAX, PARITY_MAX, Redundancy, SPANS_MAX, Source, VOLUME_MAX};
+use crate::volume::{
+    COPIES_MAX, DATA_MAX, LABEL_BYTES_MAX, LABELS_MAX, PARITY_MAX, Redundancy, SPANS_MAX, Source, VOLUME_MAX,
+};
 
 /// Why a change is refused. The refusal has changed nothing. More reasons may be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,16 @@ pub enum Refusal {
         /// The host that was declared dead.
         host: HostId,
     },
+    /// The only donor that may hold a volume has less free than is asked for, is not in the volume's pool, or takes
+    /// nothing at this moment.
+    DonorFull {
+        /// The donor that was named.
+        donor: DonorId,
+        /// The amount that was asked for.
+        wanted: Bytes,
+        /// The amount that is free there.
+        free: Bytes,
+    },
     /// The zone of the volume does not list the host.
     HostOutsideZone {
         /// The host that the zone does not list.
@@ -35,6 +47,8 @@ pub enum Refusal {
     },
     /// The id was drawn before.
     IdTaken,
+    /// Too many labels, or one that is too long.
+    Labels,
     /// Another volume has the name.
     NameTaken {
         /// The name that is taken.
@@ -154,10 +168,19 @@ impl fmt::Display for Refusal {
             Self::DeadHost { host } => {
                 write!(f, "host {host} was declared dead; restart it, so that it has nothing left")
             }
+            Self::DonorFull { donor, wanted, free } => write!(
+                f,
+                "donor {donor} has {free} free for this volume, {wanted} were asked for; ask for less, release volumes \
+                 there, name a donor of the volume's pool and class, or wait until the donor answers"
+            ),
             Self::HostOutsideZone { host, zone } => {
                 write!(f, "host {host} is not in zone {zone}; add it to the zone, or bind to one of its hosts")
             }
             Self::IdTaken => f.write_str("the volume id was drawn before; draw another one"),
+            Self::Labels => write!(
+                f,
+                "the labels are too many or too long; give {LABELS_MAX} at most, of {LABEL_BYTES_MAX} bytes each"
+            ),
             Self::NameTaken { name } => write!(f, "a volume {name} exists; choose another name, or release that one"),
             Self::NoVppb { host } => write!(
                 f,

@@ -16,7 +16,19 @@ use crate::volume::Presentation;
 fn spec(size: Bytes, redundancy: Redundancy, spread: FaultDomain, width: u16) -> VolumeSpec {
     let presentation = Presentation::OneRange;
     let (pool, zone, class) = (id("main"), id("lab"), LatencyClass::Tcp);
-    VolumeSpec { size, pool, zone, class, redundancy, spread, width, presentation, expires_at: None }
+    VolumeSpec {
+        size,
+        pool,
+        zone,
+        class,
+        redundancy,
+        spread,
+        width,
+        presentation,
+        expires_at: None,
+        donor: None,
+        labels: Default::default(),
+    }
 }
 
 fn place(capacity: &mut Capacity, spec: &VolumeSpec) -> Result<Placement, Refusal> {

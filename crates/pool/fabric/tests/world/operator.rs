@@ -70,6 +70,8 @@ fn spec(random: &mut Random) -> VolumeSpec {
         width: random.below(3) as u16,
         presentation: Presentation::OneRange,
         expires_at: random.one_in(10).then_some(Millis(200)),
+        donor: None,
+        labels: Default::default(),
     }
 }
 

@@ -25,6 +25,8 @@ fn spec(gib: u64, class: LatencyClass) -> VolumeSpec {
         width: 1,
         presentation: Presentation::OneRange,
         expires_at: None,
+        donor: None,
+        labels: Default::default(),
     }
 }
 
@@ -266,4 +268,85 @@ fn a_changed_state_of_another_format_or_cut_is_refused() {
         damaged(|desired| desired.volumes.change(V, |one| one.spans[0].members.clear()).unwrap()),
         Corrupt::Span { volume: V }
     );
+}
+
+/// Returns a specification that only one donor may meet.
+fn on(donor: &str, gib: u64) -> VolumeSpec {
+    VolumeSpec { donor: Some(id(donor)), ..spec(gib, LatencyClass::Tcp) }
+}
+
+#[test]
+fn a_volume_of_one_donor_is_placed_there_and_stays() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    let sources = |desired: &Desired| {
+        let members = desired.volumes[&V].places().map(|(_, member)| member.source.to_string());
+        members.collect::<BTreeSet<String>>()
+    };
+    edit(&topology, &mut desired, |edit| {
+        // The emptiest donors are others.
+        edit.create(V, id("v"), on("d0003", 40)).expect("room");
+        edit.grow(V, Bytes::gib(60)).expect("room");
+    });
+    assert_eq!(sources(&desired), ["donor d0003".to_owned()].into());
+    edit(&topology, &mut desired, |edit| {
+        let full = edit.grow(V, Bytes::gib(65)).expect_err("more than it has").to_string();
+        assert!(full.starts_with("donor d0003 has 4GiB free for this volume, 5GiB were asked for; "), "{full}");
+        let full = edit.create(VolumeId(2), id("w"), on("d0003", 5)).expect_err("more than is left").to_string();
+        assert!(full.starts_with("donor d0003 has 4GiB free"), "{full}");
+        edit.create(VolumeId(2), id("w"), on("d0003", 4)).expect("all that is left");
+        edit.create(VolumeId(3), id("x"), on("d0099", 1)).expect_err("there is no such donor");
+        edit.create(VolumeId(3), id("x"), VolumeSpec { class: LatencyClass::Rdma, ..on("d0004", 1) })
+            .expect_err("it is slower");
+        edit.bind(V, &id("h0")).expect("bound");
+    });
+    // A drain waits: nobody else may have it.
+    edit(&topology, &mut desired, |edit| edit.drain(&id("d0003"), true));
+    let observed = observed(&topology);
+    let mut capacity = Capacity::new(&topology, &desired, &observed);
+    let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+    let unrepaired = edit.repair(&observed, Millis(0), 1000);
+    assert!(!unrepaired.is_empty());
+    assert!(unrepaired.iter().all(|one| matches!(one.refusal, Refusal::NotElsewhere { .. })), "{unrepaired:?}");
+    assert_eq!(sources(&desired), ["donor d0003".to_owned()].into());
+}
+
+#[test]
+fn an_unbound_volume_shrinks_to_what_is_asked_for() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room");
+        edit.grow(V, Bytes::gib(12)).expect("room");
+        edit.shrink(V, Bytes::gib(10)).expect("smaller");
+    });
+    let sizes = |desired: &Desired| desired.volumes[&V].places().map(|(_, member)| member.bytes).collect::<Vec<_>>();
+    assert_eq!(sizes(&desired), [Bytes::gib(8), Bytes::gib(2)]);
+    edit(&topology, &mut desired, |edit| edit.shrink(V, Bytes::gib(3)).expect("smaller"));
+    assert_eq!(sizes(&desired), [Bytes::gib(3)]);
+    assert_eq!(desired.zone_bytes(&id("lab")), Bytes::gib(3));
+    // A host has it: what it holds may be anywhere in it.
+    edit(&topology, &mut desired, |edit| {
+        edit.bind(V, &id("h0")).expect("bound");
+        edit.shrink(V, Bytes::gib(1)).expect("as far as whole spans go");
+    });
+    assert_eq!(sizes(&desired), [Bytes::gib(3)]);
+}
+
+#[test]
+fn labels_have_bounds() {
+    let topology = racks(1);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        let labelled = |count: usize, bytes: usize| {
+            let labels = (0..count).map(|number| (format!("l{number}"), "x".repeat(bytes))).collect();
+            VolumeSpec { labels, ..spec(1, LatencyClass::Tcp) }
+        };
+        edit.create(V, id("v"), labelled(16, 128)).expect("as many as may be");
+        for (count, bytes) in [(17, 1), (1, 129)] {
+            assert_eq!(edit.create(VolumeId(2), id("w"), labelled(count, bytes)), Err(Refusal::Labels));
+            let changed = edit.change_spec(V, |spec| spec.labels = labelled(count, bytes).labels);
+            assert_eq!(changed, Err(Refusal::Labels));
+        }
+    });
 }
