@@ -17,10 +17,13 @@ use aquifer_fabric::{
 };
 use ring::digest::{SHA256, digest};
 
+use crate::amendment::Amendment;
+
 /// What an order asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Adopt,
+    Amend(Box<Amendment>),
     Apply(Box<Declaration>),
     Bind(VolumeName, HostId),
     Create(VolumeName, Box<VolumeSpec>),
@@ -55,6 +58,10 @@ impl fmt::Display for Act {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Adopt => f.write_str("adopt what is in use"),
+            Self::Amend(amendment) => {
+                let names: Vec<&str> = amendment.names().map(VolumeName::as_str).collect();
+                write!(f, "change volumes {}", names.join(", "))
+            }
             Self::Apply(_) => f.write_str("apply a declaration"),
             Self::Bind(name, host) => write!(f, "bind volume {name} to host {host}"),
             Self::Create(name, spec) => write!(f, "create volume {name} of {}", spec.size),
@@ -91,6 +98,8 @@ pub(crate) struct Order {
 pub(crate) enum NotDone {
     /// No manager could read the state that the order leads to.
     Inconsistent(Corrupt),
+    /// What is sent of a volume is no declaration; the line says why.
+    Malformed(String),
     NotApplied(NotApplied),
     Refused(Refusal),
     /// The store refuses every change, or this one for now; the line says why.
@@ -117,7 +126,9 @@ impl fmt::Display for NotDone {
             Self::NotApplied(not) => not.fmt(f),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
-            Self::NotStored(line) | Self::Switch(line) | Self::TooLarge(line) => f.write_str(line),
+            Self::Malformed(line) | Self::NotStored(line) | Self::Switch(line) | Self::TooLarge(line) => {
+                f.write_str(line)
+            }
             Self::Unknown(what) => write!(
                 f,
                 "this manager knows no {what}; 'aquifer fabric donors' and 'aquifer fabric hosts' list the names"
@@ -169,6 +180,14 @@ pub(crate) fn change(
     if let Act::Apply(declaration) = &order.act {
         return apply(topology, desired, observed, declaration, draw).map(|_| Vec::new()).map_err(NotDone::NotApplied);
     }
+    if let Act::Amend(amendment) = &order.act {
+        let declaration = amendment.applied_to(desired)?;
+        let applied = apply(topology, desired, observed, &declaration, draw);
+        return applied.map(|_| Vec::new()).map_err(|not| match not {
+            NotApplied::Refused { refusal, .. } => NotDone::Refused(refusal),
+            not => NotDone::NotApplied(not),
+        });
+    }
     let id = order.act.volume().and_then(|name| desired.volume_named(name)).map(|(id, _)| id);
     let unknown = || NotDone::UnknownVolume(order.act.volume().expect("only acts on volumes ask").clone());
     let id = || id.ok_or_else(unknown);
@@ -182,7 +201,7 @@ pub(crate) fn change(
             let over_quota = desired.over_quota().into_iter().map(|over| over.to_string());
             return Ok(not_adopted.iter().map(ToString::to_string).chain(over_quota).collect());
         }
-        Act::Apply(_) => {}
+        Act::Amend(_) | Act::Apply(_) => {}
         Act::Bind(_, host) => edit.bind(id()?, host)?,
         Act::Create(name, spec) => edit.create(draw(), name.clone(), (**spec).clone())?,
         Act::DeclareDead(host) => edit.declare_dead(host, observed),

@@ -91,6 +91,7 @@ impl From<NotDone> for Problem {
     fn from(not: NotDone) -> Problem {
         let line = not.to_string();
         let (status, id) = match &not {
+            NotDone::Malformed(_) => (400, "Base.1.18.PropertyValueError"),
             NotDone::Stale => (412, "Base.1.18.PreconditionFailed"),
             NotDone::Unknown(_) | NotDone::UnknownVolume(_) => (404, "Base.1.18.ResourceNotFound"),
             NotDone::NotStored(_) => (503, "Base.1.18.ServiceTemporarilyUnavailable"),
@@ -103,9 +104,10 @@ impl From<NotDone> for Problem {
                     (404, "Base.1.18.ResourceNotFound")
                 }
                 Refusal::NameTaken { .. } => (409, "Base.1.18.ResourceAlreadyExists"),
-                Refusal::NotElsewhere { .. } | Refusal::NotEnough { .. } | Refusal::Quota { .. } => {
-                    (507, "Base.1.18.InsufficientStorage")
-                }
+                Refusal::DonorFull { .. }
+                | Refusal::NotElsewhere { .. }
+                | Refusal::NotEnough { .. }
+                | Refusal::Quota { .. } => (507, "Base.1.18.InsufficientStorage"),
                 _ => (409, "Base.1.18.ResourceInUse"),
             },
         };

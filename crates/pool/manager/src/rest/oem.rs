@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::answer::{Answer, Problem};
 use super::collection::PAGE_MAX;
 use super::service::Call;
+use crate::amendment::Amendment;
 use crate::audit_checks::Progress;
 use crate::manager_store::ManagerStore;
 use crate::order::Act;
@@ -94,6 +95,15 @@ pub(super) fn plan(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn apply(call: &Call<'_>) -> Result<Answer, Problem> {
     let done = call.order(Act::Apply(declaration(call)?), call.is_dry_run())?;
+    Ok(Answer::of(200, plan_body(&done)))
+}
+
+/// Changes several volumes, all of them or none.
+pub(super) fn change_volumes(call: &Call<'_>) -> Result<Answer, Problem> {
+    let amendment = Amendment::deserialize(Value::Object(call.body.clone()));
+    let amendment = amendment.map_err(|error| Problem::value("Volumes", format!("{error}; see docs/fabric.md")))?;
+    amendment.check().map_err(|line| Problem::value("Volumes", line))?;
+    let done = call.order(Act::Amend(Box::new(amendment)), call.is_dry_run())?;
     Ok(Answer::of(200, plan_body(&done)))
 }
 

@@ -386,6 +386,14 @@ pub(super) const ROUTES: &[Route] = &[
     .with_declaration()
     .with_dry_run()
     .by(Administrator),
+    change(
+        Post,
+        "/redfish/v1/Oem/Aquifer/Actions/Aquifer.ChangeVolumes",
+        "Change what is declared of several volumes, all of them or none",
+        &[must("Volumes", Object), may("Match", Object)],
+        oem::change_volumes,
+    )
+    .with_dry_run(),
     change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
         .with_dry_run()
         .by(Administrator),
