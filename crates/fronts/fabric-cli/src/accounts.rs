@@ -7,11 +7,9 @@ use std::env;
 use std::io::{self, Read};
 
 use aquifer_fabric_args::{AccountCommand, Accounts, AddAccount, ChangeAccount, Login, Role};
+use aquifer_manager_client::{Failure, Request, collection, failed, usage};
 use serde_json::{Map, Value, json};
 
-use crate::client::Request;
-use crate::failure::{Failure, failed, usage};
-use crate::lists::collection;
 use crate::session::{self, forget, keep};
 use crate::show::{Session, cell};
 

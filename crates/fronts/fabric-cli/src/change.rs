@@ -11,13 +11,11 @@ use aquifer_fabric::{Bytes, PlainJson, VolumeName};
 use aquifer_fabric_args::{
     Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Release, Resize, Spread,
 };
+use aquifer_manager_client::{Answer, Failure, Request, collection, failed, plain, usage};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Request};
-use crate::failure::{Failure, failed, usage};
-use crate::lists::{POOLS, collection};
+use crate::lists::POOLS;
 use crate::show::{Session, cell};
-use crate::table::plain;
 
 const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";

@@ -4,13 +4,11 @@
 //! Follows the event stream: first the events that the manager still has, then new ones.
 
 use aquifer_fabric_args::Events;
+use aquifer_manager_client::{Failure, Request, failed, plain};
 use serde_json::Value;
 
-use crate::client::Request;
-use crate::failure::{Failure, failed};
 use crate::show::{Session, cell};
 use crate::sse::{Decoder, EVENT_BYTES_MAX, Sent};
-use crate::table::plain;
 
 const STREAM: &str = "/redfish/v1/EventService/SSE";
 
@@ -27,7 +25,7 @@ pub(crate) fn events(session: &mut Session<'_>, args: &Events) -> Result<(), Fai
             last = event.id.unwrap_or(last);
             let text = line(&event, *json)?;
             let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-            written.map_err(|error| crate::failure::unwritten(&error))?;
+            written.map_err(|error| aquifer_manager_client::unwritten(&error))?;
             shown += 1;
             if args.count == Some(shown) {
                 return Ok(false);

@@ -13,14 +13,12 @@ use std::path::Path;
 
 use aquifer_authority::{JoinToken, Request as SigningRequest, replace};
 use aquifer_fabric_args::{CreateToken, EndKind, Join, TokenCommand, Tokens};
+use aquifer_manager_client::{Client, Failure, Request, collection, failed, usage};
 use aquifer_terminal::Output;
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
-use crate::client::{Client, Request};
-use crate::failure::{Failure, failed, usage};
-use crate::lists::collection;
 use crate::show::{Session, cell};
 
 const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";

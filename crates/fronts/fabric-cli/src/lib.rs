@@ -4,22 +4,16 @@
 //! The program `aquifer-fabric`: steers a pool of far memory through the fabric manager's REST interface.
 //!
 //! `program.rs` carries out the command line. `show.rs` prints what the manager answers, `lists.rs` its collections,
-//! `change.rs` asks for changes, `follow.rs` follows the events, `accounts.rs` has sessions and accounts. `client.rs`
-//! speaks HTTP over sockets and TLS, to the address that `address.rs` parses; `session.rs` keeps the token. Bytes of
-//! the manager are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character
-//! through.
+//! `change.rs` asks for changes, `follow.rs` follows the events, `accounts.rs` has sessions and accounts;
+//! `session.rs` keeps the token. `aquifer-manager-client` speaks HTTP over sockets and TLS. Bytes of the manager are
+//! decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which lets no control character through.
 
 #![forbid(unsafe_code)]
 
 mod accounts;
-mod address;
 mod change;
-mod client;
-mod connection;
-mod failure;
 mod follow;
 mod joining;
-mod leader;
 mod lists;
 mod program;
 mod serve;
@@ -28,6 +22,6 @@ mod show;
 mod sse;
 mod table;
 
-pub use failure::Failure;
+pub use aquifer_manager_client::Failure;
 pub use program::run;
 pub use sse::{Decoder, EVENT_BYTES_MAX, Sent, TooLong};

@@ -4,10 +4,9 @@
 //! Collections, all pages of them, as tables.
 
 use aquifer_fabric::Redundancy;
+use aquifer_manager_client::{Failure, collection};
 use serde_json::Value;
 
-use crate::client::{Client, Request};
-use crate::failure::{Failure, failed};
 use crate::show::{Session, cell};
 use crate::table::columns;
 
@@ -16,33 +15,9 @@ const SWITCHES: &str = "/redfish/v1/Fabrics/Aquifer/Switches";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
 const TASKS: &str = "/redfish/v1/TaskService/Tasks";
-/// Maximum number of pages of a collection, of a thousand members each.
-const PAGES_MAX: usize = 1000;
 
 /// A table's titles, and the cells of a member.
 type Table = (&'static [&'static str], fn(&Value) -> Vec<String>);
-
-/// Reads a collection with its members, all pages as one.
-pub(crate) fn collection(client: &Client, path: &str, filter: &str) -> Result<Value, Failure> {
-    let mut whole = client.ask(&Request::get(&format!("{path}?$expand=.{filter}")))?.body;
-    for _ in 0..PAGES_MAX {
-        let Some(next) = whole["Members@odata.nextLink"].as_str().map(str::to_owned) else { return Ok(whole) };
-        if !next.starts_with("/redfish/v1/") {
-            return Err(failed("the next page is not at the manager; check --url"));
-        }
-        let mut page = client.ask(&Request::get(&next))?.body;
-        let members = page["Members"].take();
-        if let (Some(all), Value::Array(members)) = (whole["Members"].as_array_mut(), members) {
-            all.extend(members);
-        }
-        let Some(map) = whole.as_object_mut() else { break };
-        map.remove("Members@odata.nextLink");
-        map.extend(
-            page["Members@odata.nextLink"].take().as_str().map(|next| ("Members@odata.nextLink".into(), next.into())),
-        );
-    }
-    Err(failed(format!("the collection has more than {PAGES_MAX} pages; check --url")))
-}
 
 fn rows(collection: &Value, row: fn(&Value) -> Vec<String>) -> Vec<Vec<String>> {
     collection["Members"].as_array().into_iter().flatten().map(row).collect()

@@ -6,10 +6,9 @@
 use std::io::Write;
 
 use aquifer_fabric_args::{FabricArgs, FabricCommand};
+use aquifer_manager_client::{Client, Failure, failed};
 use aquifer_terminal::Output;
 
-use crate::client::Client;
-use crate::failure::{Failure, failed};
 use crate::show::Session;
 use crate::{accounts, change, follow, joining, lists, serve, session, show};
 

@@ -9,8 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use aquifer_fabric_args::Serve;
-
-use crate::failure::{Failure, failed};
+use aquifer_manager_client::{Failure, failed};
 
 const DAEMON: &str = "aquifer-fabricd";
 /// The exit code when it cannot be started.

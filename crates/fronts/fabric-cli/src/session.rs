@@ -10,13 +10,11 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use aquifer_manager_client::{Address, Failure, failed};
 use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
 use aquifer_sys::state_directory;
 use nix::libc;
 use serde::{Deserialize, Serialize};
-
-use crate::address::Address;
-use crate::failure::{Failure, failed};
 
 /// Maximum size of a session's file.
 const BYTES_MAX: u64 = 64 << 10;

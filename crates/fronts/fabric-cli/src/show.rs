@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::Bytes;
 use aquifer_fabric_args::{Audit, Status};
+use aquifer_manager_client::{Client, Failure, Request, failed, plain, unwritten};
 use aquifer_terminal::{Output, Tone};
 use serde_json::Value;
 
-use crate::client::{Client, Request};
-use crate::failure::{Failure, failed, unwritten};
-use crate::table::{columns, plain, tone_of};
+use crate::table::{columns, tone_of};
 
 /// The summary of the state.
 const STATUS: &str = "/redfish/v1/Oem/Aquifer";

@@ -3,23 +3,8 @@
 
 //! Text for people: columns, and cells in which no control character reaches the terminal. Pure.
 
+use aquifer_manager_client::plain;
 use aquifer_terminal::{Output, Tone, toned_columns};
-
-/// Returns a text as one line, with what could steer a terminal escaped.
-pub(crate) fn plain(text: &str) -> String {
-    let is_plain = |one: char| {
-        !one.is_control() && !matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let mut out = String::with_capacity(text.len());
-    for one in text.chars() {
-        if is_plain(one) {
-            out.push(one);
-        } else {
-            out.extend(one.escape_default());
-        }
-    }
-    out
-}
 
 /// The title of the column whose words have tones.
 const STATE: &str = "STATE";
@@ -65,10 +50,5 @@ mod tests {
         assert!(text.contains("\u{1b}[1mSTATE\u{1b}[0m") && text.contains("\u{1b}[31mAbsent\u{1b}[0m"), "{text}");
         let plain = columns(&["DONOR", "STATE", "NOTE"], &rows, &Output { has_colour: false, ..output });
         assert!(plain.lines().count() > 2 && plain.lines().all(|line| line.len() <= 40), "{plain}");
-    }
-
-    #[test]
-    fn nothing_steers_the_terminal() {
-        assert_eq!(plain("a\u{1b}[2J\n\u{202e}\u{9b}\u{e4}"), "a\\u{1b}[2J\\n\\u{202e}\\u{9b}\u{e4}");
     }
 }

@@ -13,12 +13,13 @@ const PORT: u16 = 7443;
 
 /// The address of a manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub struct Address {
     /// `true` if the manager is reached by TLS.
-    pub(crate) is_https: bool,
+    pub is_https: bool,
     /// A name, or an IP address without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    pub host: String,
+    /// The port, never 0.
+    pub port: u16,
 }
 
 impl fmt::Display for Address {
@@ -30,7 +31,7 @@ impl fmt::Display for Address {
 
 impl Address {
     /// Returns `HOST:PORT`, for the header Host.
-    pub(crate) fn authority(&self) -> String {
+    pub fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
             false => format!("{}:{}", self.host, self.port),
@@ -38,7 +39,7 @@ impl Address {
     }
 
     /// Parses and checks a URL. The error is one line.
-    pub(crate) fn parse(url: &str) -> Result<Address, String> {
+    pub fn parse(url: &str) -> Result<Address, String> {
         let wrong = |what: &str| {
             Err(format!("'{}' {what}; write https://HOST[:PORT], or http://127.0.0.1[:PORT]", url.escape_debug()))
         };

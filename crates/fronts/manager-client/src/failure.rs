@@ -8,7 +8,7 @@ use std::io;
 
 use serde_json::Value;
 
-use crate::table::plain;
+use crate::plain::plain;
 
 /// Why a command has failed, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Failure {
     pub code: u8,
     /// `true` if the reader of standard output has gone, which is no failure.
     pub is_broken_pipe: bool,
+    /// `true` if nothing was sent: whatever was asked for is not carried out.
+    pub is_unsent: bool,
 }
 
 impl fmt::Display for Failure {
@@ -30,24 +32,29 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Creates the failure of something that could not be done.
-pub(crate) fn failed(line: impl fmt::Display) -> Failure {
-    Failure { line: plain(&line.to_string()), code: 1, is_broken_pipe: false }
+pub fn failed(line: impl fmt::Display) -> Failure {
+    Failure { line: plain(&line.to_string()), code: 1, is_broken_pipe: false, is_unsent: false }
 }
 
 /// Creates the failure of wrong arguments.
-pub(crate) fn usage(line: impl fmt::Display) -> Failure {
+pub fn usage(line: impl fmt::Display) -> Failure {
     Failure { code: 2, ..failed(line) }
 }
 
+/// Creates the failure to send anything.
+pub(crate) fn unsent(line: impl fmt::Display) -> Failure {
+    Failure { is_unsent: true, ..failed(line) }
+}
+
 /// Creates the failure to write to standard output.
-pub(crate) fn unwritten(error: &io::Error) -> Failure {
+pub fn unwritten(error: &io::Error) -> Failure {
     let line = format!("the result cannot be written: {error}; free space, or name another place");
     Failure { is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failed(line) }
 }
 
 /// Returns the manager's error: its message and its remedy. If the session has ended, the remedy is this program's
 /// login.
-pub(crate) fn refused(status: u16, body: &Value) -> Failure {
+pub fn refused(status: u16, body: &Value) -> Failure {
     let error = &body["error"];
     let said = &error["@Message.ExtendedInfo"][0];
     match (error["code"].as_str(), said["Message"].as_str(), error["message"].as_str()) {

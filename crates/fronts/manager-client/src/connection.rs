@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::address::Address;
-use crate::failure::{Failure, failed, usage};
+use crate::failure::{Failure, failed, unsent, usage};
 
 /// How long a connection and its handshake may take.
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -73,7 +73,7 @@ pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsCo
 /// Connects, and shakes hands.
 pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Result<Box<dyn Stream>, Failure> {
     let unreachable = |error: &dyn std::fmt::Display| {
-        failed(format!(
+        unsent(format!(
             "the manager at {address} cannot be reached: {error}; start it with 'aquifer fabric serve', or name its \
              address with --url"
         ))
@@ -87,7 +87,7 @@ pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Re
         .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
     let shaken = tokio::time::timeout(CONNECT_WAIT_MAX, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
-        failed(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))
+        unsent(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))
     })?;
     Ok(Box::new(stream))
 }

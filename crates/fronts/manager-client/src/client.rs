@@ -32,51 +32,64 @@ const STANDBY: [u16; 2] = [307, 421];
 
 /// A request to the manager.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Request<'a> {
-    pub(crate) method: &'static str,
-    pub(crate) path: &'a str,
-    pub(crate) body: Option<Value>,
-    pub(crate) is_dry_run: bool,
+pub struct Request<'a> {
+    /// The method of HTTP.
+    pub method: &'static str,
+    /// The path at the manager.
+    pub path: &'a str,
+    /// The body, if the request has one.
+    pub body: Option<Value>,
+    /// Whether the manager only says what would be done.
+    pub is_dry_run: bool,
     /// Whether a volume that is released is unbound first.
-    pub(crate) unbinds: bool,
+    pub unbinds: bool,
     /// The ETag that the resource must still have.
-    pub(crate) if_match: Option<&'a str>,
+    pub if_match: Option<&'a str>,
     /// The event after which the stream begins.
-    pub(crate) last_event: Option<u64>,
+    pub last_event: Option<u64>,
 }
 
 impl<'a> Request<'a> {
-    pub(crate) fn get(path: &'a str) -> Request<'a> {
+    /// Returns a request that reads.
+    pub fn get(path: &'a str) -> Request<'a> {
         Request { method: "GET", path, ..Request::default() }
     }
 
-    pub(crate) fn post(path: &'a str, body: Value) -> Request<'a> {
+    /// Returns a request with a body.
+    pub fn post(path: &'a str, body: Value) -> Request<'a> {
         Request { method: "POST", path, body: Some(body), ..Request::default() }
     }
 }
 
 /// The manager's answer, which is not an error.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
-    pub(crate) body: Value,
-    pub(crate) etag: Option<String>,
-    pub(crate) location: Option<String>,
-    pub(crate) token: Option<String>,
+pub struct Answer {
+    /// The body; `null` if there is none.
+    pub body: Value,
+    /// The header ETag.
+    pub etag: Option<String>,
+    /// The header Location.
+    pub location: Option<String>,
+    /// The token of a new session.
+    pub token: Option<String>,
 }
 
 /// A client of one manager.
-pub(crate) struct Client {
+pub struct Client {
     runtime: Runtime,
-    pub(crate) address: Address,
+    /// The manager that is asked first.
+    pub address: Address,
     tls: Option<TlsConnector>,
     members: Members,
+    /// How long an answer may take, with its connection.
+    wait: Duration,
     /// The session's token.
-    pub(crate) token: Option<String>,
+    pub token: Option<String>,
 }
 
 impl Client {
     /// Creates a client. `members` are the other managers to which a standby may send it.
-    pub(crate) fn new(url: &str, ca: Option<&Path>, members: &[String]) -> Result<Client, Failure> {
+    pub fn new(url: &str, ca: Option<&Path>, members: &[String]) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let tls = trust(&address, ca)?;
         let members = Members::new(&address, members)?;
@@ -84,7 +97,7 @@ impl Client {
     }
 
     /// Returns a client that trusts managers by a fingerprint, at any address.
-    pub(crate) fn pinned(url: &str, pin: &str) -> Result<Client, Failure> {
+    pub fn pinned(url: &str, pin: &str) -> Result<Client, Failure> {
         let address = Address::parse(url).map_err(usage)?;
         let members = Members::any(&address);
         Client::with(address, Some(trust_pin(pin)?), members)
@@ -95,11 +108,16 @@ impl Client {
             .enable_all()
             .build()
             .map_err(|error| failed(format!("no requests can be made: {error}; raise the limit on open files")))?;
-        Ok(Client { runtime, address, tls, members, token: None })
+        Ok(Client { runtime, address, tls, members, wait: ANSWER_WAIT_MAX, token: None })
+    }
+
+    /// Changes how long an answer may take.
+    pub fn with_wait(self, wait: Duration) -> Client {
+        Client { wait, ..self }
     }
 
     /// Asks, and returns the answer. An error of the manager is a failure.
-    pub(crate) fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
+    pub fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
         match self.try_ask(request)? {
             (status, answer) if (200..300).contains(&status) => Ok(answer),
             (status, answer) => Err(refused(status, &answer.body)),
@@ -107,7 +125,7 @@ impl Client {
     }
 
     /// Works like [`ask`](Self::ask), and returns `None` if there is nothing at the path.
-    pub(crate) fn find(&self, path: &str) -> Result<Option<Answer>, Failure> {
+    pub fn find(&self, path: &str) -> Result<Option<Answer>, Failure> {
         match self.try_ask(&Request::get(path))? {
             (404, _) => Ok(None),
             (status, answer) if (200..300).contains(&status) => Ok(Some(answer)),
@@ -115,8 +133,9 @@ impl Client {
         }
     }
 
-    /// Sends a request to the leader, to which standbys redirect this client. A standby has carried out nothing.
-    fn try_ask(&self, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
+    /// Sends a request to the leader, to which standbys redirect this client, and returns the status and the answer,
+    /// which may be an error. A standby has carried out nothing.
+    pub fn try_ask(&self, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
         self.members.find_leader(|address| {
             let (status, answer) = self.ask_at(address, request)?;
             let elsewhere = answer.location.clone().filter(|_| STANDBY.contains(&status));
@@ -138,7 +157,7 @@ impl Client {
             let late = failed(format!(
                 "the manager at {address} does not answer in time; look at its log, and at the state before you try again"
             ));
-            tokio::time::timeout(ANSWER_WAIT_MAX, answered).await.unwrap_or(Err(late))
+            tokio::time::timeout(self.wait, answered).await.unwrap_or(Err(late))
         })
     }
 
@@ -202,7 +221,7 @@ impl Client {
     }
 
     /// Follows a stream: calls `take` with bytes as they come, until it answers `false` or the stream ends.
-    pub(crate) fn follow(
+    pub fn follow(
         &self,
         request: &Request<'_>,
         mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
