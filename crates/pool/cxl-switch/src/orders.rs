@@ -206,7 +206,7 @@ impl Switch {
                 context.outcome.append(again.outcome);
                 let answer = answer.expect("the request was accepted before");
                 let bytes = answer.encode(connection.dialect);
-                let reply = Reply { connection: connection.id, due_ns: context.now_ns, bytes };
+                let reply = Reply { connection: connection.id, due_ns: context.now_ns, bytes, is_of_order: true };
                 match failure {
                     Some(failure) => context.outcome.replies.extend(failure.spoil(reply)),
                     None => context.outcome.replies.push(reply),

@@ -40,6 +40,8 @@ pub struct Reply {
     pub due_ns: u64,
     /// The bytes of the message.
     pub bytes: Vec<u8>,
+    /// True for the answer to an earlier request, which has waited for the driver of a driven switch.
+    pub is_of_order: bool,
 }
 
 /// A record of an event log.

@@ -125,6 +125,7 @@ impl Switch {
                     connection: connection.id,
                     due_ns: context.now_ns,
                     bytes: answer.encode(connection.dialect),
+                    is_of_order: false,
                 };
                 match failure {
                     Some(failure) => context.outcome.replies.extend(failure.spoil(reply)),
@@ -163,7 +164,7 @@ impl Switch {
         if let Some((connection, events)) = self.component.take_notice() {
             let notification = Request::EventNotification(EventNotification { events });
             let bytes = Message::request(0, &notification, connection.dialect).encode(connection.dialect);
-            let reply = Reply { connection: connection.id, due_ns: context.now_ns, bytes };
+            let reply = Reply { connection: connection.id, due_ns: context.now_ns, bytes, is_of_order: false };
             context.outcome.replies.push(reply);
         }
         context.outcome

@@ -12,6 +12,7 @@ use aquifer_cxl_switch::{Switch, SwitchConfig};
 use aquifer_fmapi::Dialect;
 use clap::{Parser, ValueEnum};
 
+use crate::listen::Sockets;
 use crate::server::{Hosts, Server};
 
 const EXAMPLES: &str = "Examples:
@@ -123,7 +124,8 @@ pub enum DialectName {
 }
 
 impl DialectName {
-    fn dialect(self) -> &'static Dialect {
+    /// Returns the dialect of this name.
+    pub fn dialect(self) -> &'static Dialect {
         const JACKRABBIT: Dialect = Dialect::JACKRABBIT;
         const LIBCXLMI: Dialect = Dialect::LIBCXLMI;
         const OPENCIS: Dialect = Dialect::OPENCIS;
@@ -146,7 +148,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn new(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+    /// Creates a failure.
+    pub fn new(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { cause: cause.into(), remedy: remedy.into() }
     }
 }
@@ -190,5 +193,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let switch = Switch::new(config).map_err(place)?;
     let server = Server::new(switch, args.dialect.dialect(), args.connections, args.hosts, args.trace);
-    crate::listen::serve(&server, args)
+    let listen = (!args.no_tcp).then_some(args.listen.as_str());
+    let sockets = Sockets { listen, socket: args.socket.as_deref(), control: args.control.as_deref() };
+    crate::listen::serve(&server, &sockets)
 }

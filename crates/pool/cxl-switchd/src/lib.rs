@@ -16,4 +16,6 @@ mod listen;
 mod peer;
 mod server;
 
-pub use args::{Args, Failure, run};
+pub use args::{Args, DialectName, Failure, run};
+pub use listen::{Sockets, serve};
+pub use server::Server;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::args::{Args, Failure};
+use crate::args::Failure;
 use crate::control;
 use crate::peer::Stream;
 use crate::server::Server;
@@ -20,28 +20,39 @@ use crate::server::Server;
 /// How long a listener waits after it could not accept, so that it does not spin when descriptors have run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// The sockets of a switch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sockets<'a> {
+    /// The address for MCTP over TCP; none to listen on no TCP.
+    pub listen: Option<&'a str>,
+    /// The path of a Unix socket with the same packets.
+    pub socket: Option<&'a Path>,
+    /// The path of a Unix socket for failures.
+    pub control: Option<&'a Path>,
+}
+
 /// Listens on all sockets that the arguments ask for. Returns only if one of them cannot be opened, or a thread fails.
-pub fn serve(server: &Arc<Server>, args: &Args) -> Result<(), Failure> {
+pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure> {
     let mut listeners: Vec<thread::JoinHandle<()>> = Vec::new();
-    if let Some(path) = &args.socket {
+    if let Some(path) = sockets.socket {
         let (listener, server) = (unix(path, "--socket")?, Arc::clone(server));
         println!("listening on {}", path.display());
         listeners
             .push(spawn("socket", move || accept(|| listener.accept().map(|(it, _)| it), |it| managed(&server, it)))?);
     }
-    if let Some(path) = &args.control {
+    if let Some(path) = sockets.control {
         let (listener, server) = (unix(path, "--control")?, Arc::clone(server));
         println!("controlled by {}", path.display());
         listeners.push(spawn("control", move || {
             accept(|| listener.accept().map(|(it, _)| it), |it| control::serve(&server, it));
         })?);
     }
-    if !args.no_tcp {
+    if let Some(address) = sockets.listen {
         let refuse = |error| {
             let remedy = "give another --listen ADDRESS:PORT, or --no-tcp with --socket PATH";
-            Failure::new(format!("cannot listen on {}: {error}", args.listen), remedy)
+            Failure::new(format!("cannot listen on {address}: {error}"), remedy)
         };
-        let listener = TcpListener::bind(&args.listen).map_err(refuse)?;
+        let listener = TcpListener::bind(address).map_err(refuse)?;
         println!("listening on {}", listener.local_addr().map_err(refuse)?);
         let server = Arc::clone(server);
         listeners.push(spawn("tcp", move || {

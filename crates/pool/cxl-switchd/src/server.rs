@@ -6,13 +6,17 @@
 //! Threads: one reads each connection, one writes to it (`peer.rs`), and one lets time pass. The switch is behind one
 //! lock, `state`, and no thread waits for a peer while it holds it. Only the thread that reads a connection waits for
 //! that peer to read: the others leave what they have for it in its outbox.
+//!
+//! What a driven switch orders goes to its driver, on a thread of the driver's own, which then calls
+//! [`Server::conclude`] and, whenever it has read its state, [`Server::adopt`].
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_cxl_switch::{Connection, Effect, HostAction, Injection, Outcome, Switch};
+use aquifer_cxl_switch::{Adopted, Connection, Effect, Ending, HostAction, Injection, Order, Outcome, Switch};
 use aquifer_fmapi::{Assembler, Category, Dialect, Header, MessageType, Payload, Reader, Received};
 use clap::ValueEnum;
 
@@ -54,6 +58,8 @@ struct State {
     switch: Switch,
     peers: BTreeMap<u32, Arc<Peer>>,
     late: Vec<Late>,
+    /// The request whose answer waits for the driver of a driven switch.
+    asked: Option<Received>,
     last_id: u32,
     /// Whether the last connection was turned away, which is reported once.
     is_full: bool,
@@ -86,6 +92,8 @@ pub struct Server {
     connections_max: usize,
     hosts: Hosts,
     is_traced: bool,
+    /// Where a driven switch's orders go.
+    driver: Option<Sender<(u64, Order)>>,
 }
 
 /// Locks. No lock is poisoned: a panic ends the process (`main.rs`).
@@ -102,15 +110,49 @@ impl Server {
         hosts: Hosts,
         is_traced: bool,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::new(State { switch, peers: BTreeMap::new(), late: Vec::new(), last_id: 0, is_full: false }),
+        Arc::new(Self::with(switch, dialect, connections, hosts, is_traced, None))
+    }
+
+    /// Creates a server of a driven switch, with no connections. Its orders go to `driver`.
+    pub fn driven(
+        switch: Switch,
+        dialect: &'static Dialect,
+        connections: u16,
+        is_traced: bool,
+        driver: Sender<(u64, Order)>,
+    ) -> Arc<Self> {
+        Arc::new(Self::with(switch, dialect, connections, Hosts::Wait, is_traced, Some(driver)))
+    }
+
+    fn with(
+        switch: Switch,
+        dialect: &'static Dialect,
+        connections: u16,
+        hosts: Hosts,
+        is_traced: bool,
+        driver: Option<Sender<(u64, Order)>>,
+    ) -> Self {
+        let (peers, late) = (BTreeMap::new(), Vec::new());
+        Self {
+            state: Mutex::new(State { switch, peers, late, asked: None, last_id: 0, is_full: false }),
             changed: Condvar::new(),
             started: Instant::now(),
             dialect,
             connections_max: connections.into(),
             hosts,
             is_traced,
-        })
+            driver,
+        }
+    }
+
+    /// Says how an order of a driven switch has ended.
+    pub fn conclude(&self, id: u64, ending: Ending) {
+        self.step(None, |switch, now_ns| switch.conclude(now_ns, id, ending));
+    }
+
+    /// Lets a driven switch take over a state.
+    pub fn adopt(&self, adopted: &Adopted) {
+        self.step(None, |switch, now_ns| switch.adopt(now_ns, adopted));
     }
 
     fn now_ns(&self) -> u64 {
@@ -199,9 +241,11 @@ impl Server {
         if let Some(refusal) = &outcome.refusal {
             self.say(&refusal.to_string());
         }
+        self.hand_over_orders(&mut state, request.map(|(_, request)| request), &outcome);
         let mut due = Vec::new();
         for reply in &outcome.replies {
-            let message = self.address(request.map(|(_, request)| request), &reply.bytes);
+            let asked = if reply.is_of_order { state.asked.as_ref() } else { request.map(|(_, request)| request) };
+            let message = self.address(asked, &reply.bytes);
             let late = Late { due_ns: reply.due_ns, connection: reply.connection, message };
             if reply.due_ns > now_ns && state.late.len() < LATE_MAX {
                 state.late.push(late);
@@ -216,6 +260,19 @@ impl Server {
         let (own, others): (Vec<_>, Vec<_>) = due.into_iter().partition(|(id, ..)| Some(*id) == own);
         others.into_iter().for_each(|(_, peer, message)| peer.send(message));
         own.into_iter().for_each(|(_, peer, message)| peer.answer(message));
+    }
+
+    /// Hands the orders of a step to the driver, and keeps the request whose answer waits for it.
+    fn hand_over_orders(&self, state: &mut State, request: Option<&Received>, outcome: &Outcome) {
+        let Some(driver) = &self.driver else { return };
+        for effect in &outcome.effects {
+            let Effect::Ordered { id, order } = effect else { continue };
+            if let Order::Allocate { .. } = order {
+                state.asked = request.cloned();
+            }
+            // Without a driver, the order ends by its limit.
+            let _ = driver.send((*id, order.clone()));
+        }
     }
 
     /// Addresses a message: an answer goes back the way its request came; a notification is a request of the switch's
