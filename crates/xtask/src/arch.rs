@@ -176,6 +176,7 @@ const RINGS: &[Ring] = &[
             ),
             ("manager-client", &["authority", "sys"]),
             ("metrics", &["config"]),
+            ("pool-switchd", &["cxl-switch", "cxl-switchd", "fabric", "fmapi", "manager-client", "sys"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
             ("python", &["aquifer", "test-support"]),
             ("terminal", &[]),

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The command line, and how the switch, its sockets and its driver are made from it.
+
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+
+use aquifer_cxl_switch::Switch;
+use aquifer_cxl_switchd::{DialectName, Failure, Server, Sockets, serve};
+use clap::Parser;
+
+use crate::config::{Config, EXAMPLE};
+use crate::driver::{Driver, ORDER_WAIT_MAX};
+use crate::places::Places;
+use crate::pool::Pool;
+
+const EXAMPLES: &str = "Examples:
+  # A configuration to begin with
+  aquifer-pool-switchd --print-config > pool-switch.toml
+
+  # The pool as a CXL switch at port 2508 of this machine, and what a client sees of it
+  aquifer-pool-switchd --config pool-switch.toml
+  aquifer fmapi ports tcp:127.0.0.1
+
+  # 1 GiB of the donor at port 0 for logical device 3, bound to the first host, and back
+  aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 1GiB
+  aquifer fmapi bind tcp:127.0.0.1 --vcs 0 --vppb 0 --port 0 --ld 3
+  aquifer fmapi unbind tcp:127.0.0.1 --vcs 0 --vppb 0
+  aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 0B
+
+Anyone who can connect can take and give memory, without authentication: listen where only the fabric's managers can connect.";
+
+/// A pool as a CXL switch: the FM API before a fabric manager's donors.
+///
+/// Each host of the pool is a virtual CXL switch; each donor is a multi-logical device. The fabric manager holds the
+/// desired state; this program keeps nothing.
+#[derive(Clone, Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+pub struct Args {
+    /// The manager, the pool, and who is at which port, as TOML
+    #[arg(long, value_name = "FILE", required_unless_present = "print_config")]
+    pub config: Option<PathBuf>,
+
+    /// Where to listen for MCTP over TCP; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2508")]
+    pub listen: String,
+
+    /// Do not listen on TCP
+    #[arg(long, requires = "socket")]
+    pub no_tcp: bool,
+
+    /// A Unix socket to listen on as well, with the same packets
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// How clients write what peers disagree about
+    #[arg(long, value_enum, default_value = "standard")]
+    pub dialect: DialectName,
+
+    /// Clients that may be connected at a time, 1 to 64
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub connections: u16,
+
+    /// Print what changes and what is ordered, one line each, to standard error
+    #[arg(long)]
+    pub trace: bool,
+
+    /// Print a configuration with every setting, and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Does what the arguments say: prints, or listens until a signal ends the process.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let Some(path) = args.config.as_deref().filter(|_| !args.print_config) else {
+        print!("{EXAMPLE}");
+        return Ok(());
+    };
+    let config = Config::read(path)?;
+    let places = Places::of(&config)?;
+    let limit_ns = u64::try_from(ORDER_WAIT_MAX.as_nanos()).unwrap_or(u64::MAX);
+    let switch = Switch::driven(places.switch(&config), limit_ns)
+        .map_err(|failure| Failure::new(format!("{}: {}", failure.place, failure.cause), failure.remedy))?;
+    let (sender, orders) = channel();
+    let server = Server::driven(switch, args.dialect.dialect(), args.connections, args.trace, sender);
+    let pool = Pool::new(&config)?;
+    let mut driver = Driver { config, places, pool, server: server.clone(), orders };
+    // Nobody is to see an empty switch.
+    driver.start()?;
+    let thread = std::thread::Builder::new().name("driver".into()).spawn(move || driver.run());
+    thread.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))?;
+    let listen = (!args.no_tcp).then_some(args.listen.as_str());
+    serve(&server, &Sockets { listen, socket: args.socket.as_deref(), control: None })
+}

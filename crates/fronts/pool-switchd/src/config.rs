@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The configuration: which manager, which pool and zone, and who is at which port. TOML; unknown keys are refused.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use aquifer_cxl_switchd::Failure;
+use aquifer_fabric::{DonorId, HostId, LatencyClass, NAME_BYTES_MAX, PoolId, ZoneId};
+use aquifer_sys::small_file;
+use serde::Deserialize;
+
+use crate::view::VOLUME_PREFIX;
+
+/// Maximum size of a configuration file, and of a password's.
+const BYTES_MAX: u64 = 1 << 20;
+/// Donors and hosts at most: a switch has 32 ports and 16 virtual CXL switches.
+pub(crate) const PLACES_MAX: usize = 16;
+/// Longest name of a donor: the names of its logical devices' volumes have two hyphens and two digits more.
+pub(crate) const DONOR_BYTES_MAX: usize = NAME_BYTES_MAX - VOLUME_PREFIX.len() - 3;
+/// vPPBs of a virtual CXL switch at most.
+const VPPBS_MAX: u8 = 32;
+
+/// An example, with every setting.
+pub(crate) const EXAMPLE: &str = r#"# The fabric manager. https needs the authorities to trust: ca = "FILE".
+url = "http://127.0.0.1:7443"
+
+# The other managers of the pool, one of which may lead.
+members = []
+
+# An account with the role Operator, and the file that has its password in its first line.
+account = "fmapi"
+password-file = "/etc/aquifer/fmapi-password"
+
+# Where the volumes of logical devices are made: their pool, and the zone whose hosts get them and whose quota counts.
+pool = "main"
+zone = "lab"
+
+# The slowest donors that count: cxl, rdma or tcp.
+class = "tcp"
+
+# Who is at which port, 16 each at most. Donors have the ports from 0 on, in this order, and hosts those from 16 on.
+# Keep the order, so that ports stay what they are. An empty name keeps a port free.
+donors = ["d1", "d2"]
+hosts = ["h1", "h2"]
+
+# vPPBs of each host, 1 to 32.
+vppbs = 16
+
+# The serial number of the switch; donors have the numbers that follow it.
+serial-number = 4096
+"#;
+
+/// The configuration of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Config {
+    /// The manager that is asked first.
+    pub url: String,
+    /// A file with the authorities to trust, for TLS.
+    #[serde(default)]
+    pub ca: Option<PathBuf>,
+    /// The other managers.
+    #[serde(default)]
+    pub members: Vec<String>,
+    /// The account at the manager.
+    pub account: String,
+    /// The file with the account's password.
+    pub password_file: PathBuf,
+    /// The pool in which volumes are made.
+    pub pool: PoolId,
+    /// The zone of the volumes.
+    pub zone: ZoneId,
+    /// The slowest class of donors.
+    #[serde(default = "tcp")]
+    pub class: LatencyClass,
+    /// The donors, by their ports; an empty name for a free port.
+    pub donors: Vec<String>,
+    /// The hosts, by their virtual CXL switches; an empty name for a free one.
+    pub hosts: Vec<String>,
+    /// vPPBs of each host.
+    #[serde(default = "sixteen")]
+    pub vppbs: u8,
+    /// The serial number of the switch.
+    #[serde(default)]
+    pub serial_number: u64,
+}
+
+fn tcp() -> LatencyClass {
+    LatencyClass::Tcp
+}
+
+fn sixteen() -> u8 {
+    16
+}
+
+/// Parses the names of one list.
+fn names<T: std::str::FromStr<Err: Display> + Ord + Clone>(
+    what: &str,
+    list: &[String],
+) -> Result<Vec<Option<T>>, Failure> {
+    if list.is_empty() || list.len() > PLACES_MAX {
+        let cause = format!("{what}: {} of them", list.len());
+        return Err(Failure::new(cause, format!("give 1 to {PLACES_MAX}")));
+    }
+    let mut seen = BTreeSet::new();
+    let parse = |name: &String| {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let id: T = name.parse().map_err(|error| Failure::new(format!("{what}: {error}"), "correct the name"))?;
+        match seen.insert(id.clone()) {
+            true => Ok(Some(id)),
+            false => Err(Failure::new(format!("{what}: {name} is there twice"), "give each one port")),
+        }
+    };
+    list.iter().map(parse).collect()
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let name = path.display();
+        let text = small_file::read_text(path, BYTES_MAX)
+            .map_err(|error| Failure::new(format!("{name}: {error}"), "name a file that can be read"))?;
+        Self::parse(&text).map_err(|failure| Failure { cause: format!("{name}: {}", failure.cause), ..failure })
+    }
+
+    /// Parses and checks a text.
+    pub fn parse(text: &str) -> Result<Self, Failure> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| Failure::new(error.to_string(), "begin with the output of --print-config"))?;
+        config.donors()?;
+        config.hosts()?;
+        if !(1..=VPPBS_MAX).contains(&config.vppbs) {
+            return Err(Failure::new(format!("vppbs is {}", config.vppbs), format!("give 1 to {VPPBS_MAX}")));
+        }
+        Ok(config)
+    }
+
+    /// Returns the donors, by their ports.
+    pub(crate) fn donors(&self) -> Result<Vec<Option<DonorId>>, Failure> {
+        let donors: Vec<Option<DonorId>> = names("donors", &self.donors)?;
+        let long = donors.iter().flatten().find(|donor| donor.as_str().len() > DONOR_BYTES_MAX);
+        long.map_or(Ok(()), |donor| {
+            let cause = format!("donors: {donor} has more than {DONOR_BYTES_MAX} bytes");
+            Err(Failure::new(cause, "start that donor with a shorter --id"))
+        })?;
+        Ok(donors)
+    }
+
+    /// Returns the hosts, by their virtual CXL switches.
+    pub(crate) fn hosts(&self) -> Result<Vec<Option<HostId>>, Failure> {
+        names("hosts", &self.hosts)
+    }
+
+    /// Reads the password.
+    pub(crate) fn password(&self) -> Result<String, Failure> {
+        let name = self.password_file.display();
+        let remedy = "name a file that has the account's password in its first line";
+        let text = small_file::read_text(&self.password_file, BYTES_MAX)
+            .map_err(|error| Failure::new(format!("{name}: {error}"), remedy))?;
+        match text.lines().next() {
+            Some(line) if !line.is_empty() => Ok(line.to_owned()),
+            _ => Err(Failure::new(format!("{name}: its first line is empty"), remedy)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(from: &str, to: &str) -> String {
+        assert!(EXAMPLE.contains(from), "{from}");
+        Config::parse(&EXAMPLE.replace(from, to)).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn the_example_is_a_configuration() {
+        let config = Config::parse(EXAMPLE).expect("a good example");
+        assert_eq!((config.donors.len(), config.hosts.len(), config.vppbs), (2, 2, 16));
+        let free = Config::parse(&EXAMPLE.replace("\"d1\", \"d2\"", "\"d1\", \"\", \"d3\"")).expect("a free port");
+        assert_eq!(free.donors().expect("names")[1], None);
+    }
+
+    #[test]
+    fn refusals_say_where_why_and_what_to_do() {
+        assert_eq!(refused("\"d1\", \"d2\"", ""), "donors: 0 of them; give 1 to 16");
+        assert_eq!(refused("\"h1\", \"h2\"", "\"h1\", \"h1\""), "hosts: h1 is there twice; give each one port");
+        assert_eq!(refused("vppbs = 16", "vppbs = 33"), "vppbs is 33; give 1 to 32");
+        assert!(refused("\"d1\"", "\"D1\"").starts_with("donors: name \"D1\" contains 'D'"));
+        let long = format!("\"{}\"", "d".repeat(58));
+        assert!(
+            refused("\"d1\"", &long).contains("has more than 57 bytes; start that donor"),
+            "{}",
+            refused("\"d1\"", &long)
+        );
+        assert!(refused("zone =", "zome =").contains("unknown field `zome`"));
+    }
+}
