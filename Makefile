@@ -57,7 +57,7 @@ cache:
 	$(CARGO) build --release --package aquifer-cache
 
 fabric:
-	$(CARGO) build --release --package aquifer-manager --package aquifer-fabric-cli
+	$(CARGO) build --release --package aquifer-manager --package aquifer-fabric-cli --package aquifer-pool-switchd
 
 # `npm ci` installs what the lock file lists, and nothing that has another hash.
 console:
@@ -104,6 +104,7 @@ install-built:
 	install -D -m 0755 $(BUILT)/aquifer-cache $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-cache
 	install -D -m 0755 $(BUILT)/aquifer-fabric $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabric
 	install -D -m 0755 $(BUILT)/aquifer-fabricd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-fabricd
+	install -D -m 0755 $(BUILT)/aquifer-pool-switchd $(DESTDIR)$(PREFIX)/libexec/aquifer/aquifer-pool-switchd
 	@if [ -f $(TARGET)/console/index.html ]; then \
 	  console=$(DESTDIR)$(PREFIX)/share/aquifer/console && rm -rf $$console && install -d $$console/assets && \
 	  install -m 0644 $(TARGET)/console/assets/* $$console/assets && \

@@ -176,7 +176,21 @@ const RINGS: &[Ring] = &[
             ),
             ("manager-client", &["authority", "sys"]),
             ("metrics", &["config"]),
-            ("pool-switchd", &["cxl-switch", "cxl-switchd", "fabric", "fmapi", "manager-client", "sys"]),
+            // The edges to fmapi-args, fmapi-cli and manager are for its tests only: they need a client and a manager.
+            (
+                "pool-switchd",
+                &[
+                    "cxl-switch",
+                    "cxl-switchd",
+                    "fabric",
+                    "fmapi",
+                    "fmapi-args",
+                    "fmapi-cli",
+                    "manager",
+                    "manager-client",
+                    "sys",
+                ],
+            ),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
             ("python", &["aquifer", "test-support"]),
             ("terminal", &[]),

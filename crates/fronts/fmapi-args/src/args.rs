@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use aquifer_core::units::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
 
 const PEERS: &str = "\
@@ -44,6 +45,14 @@ pub struct FmapiArgs {
 /// One variant for each command.
 #[derive(Clone, Debug, Subcommand)]
 pub enum FmapiCommand {
+    /// Give a logical device of a multi-logical device some of its memory, or take it back
+    #[command(after_long_help = "\
+A logical device that is bound keeps its size. What it had before is lost.
+
+Examples:
+  aquifer fmapi allocate tcp:10.0.0.7 --port 1 --ld 2 --size 4GiB
+  aquifer fmapi allocate tcp:10.0.0.7 --port 1 --ld 2 --size 0B")]
+    Allocate(Allocate),
     /// Time commands: their own cost, a peer's answers, and the binding of all its devices
     #[command(after_long_help = "\
 The commands' own cost is that of the codec, the client and MCTP packets: it is measured with a peer
@@ -174,6 +183,23 @@ pub struct At {
     /// The host whose dynamic capacity is shown
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub host: u16,
+}
+
+/// The arguments of `aquifer fmapi allocate`.
+#[derive(Clone, Debug, Args)]
+pub struct Allocate {
+    /// The peer.
+    #[command(flatten)]
+    pub peer: Peer,
+    /// The port of the multi-logical device
+    #[arg(long, value_name = "N")]
+    pub port: u8,
+    /// The logical device
+    #[arg(long, value_name = "N")]
+    pub ld: u8,
+    /// Its new size, a multiple of the device's granularity, which is 256MiB or more; 0B takes its memory back
+    #[arg(long, value_name = "SIZE")]
+    pub size: ByteSize,
 }
 
 /// The arguments of `aquifer fmapi bench`.

@@ -10,4 +10,4 @@
 
 mod args;
 
-pub use args::{At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Format, Log, Peer, Removal, Unbind};
+pub use args::{Allocate, At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Format, Log, Peer, Removal, Unbind};

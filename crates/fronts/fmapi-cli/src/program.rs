@@ -9,8 +9,9 @@ use std::io::{self, BufReader, BufWriter, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use aquifer_fmapi::{BindVppb, Dialect, ReturnCode, UnbindOption, UnbindVppb};
-use aquifer_fmapi_args::{At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
+use aquifer_core::units::ByteSize;
+use aquifer_fmapi::{BindVppb, Dialect, LdAllocation, ReturnCode, SetLdAllocations, UnbindOption, UnbindVppb};
+use aquifer_fmapi_args::{Allocate, At, Bench, Bind, Check, FmapiArgs, FmapiCommand, Log, Peer, Removal, Unbind};
 use aquifer_fmapi_client::{
     Client, Describer, Direction, Hop, Limits, PcapReader, PcapTrace, PeerAddress, SystemClock, TextTrace,
 };
@@ -61,6 +62,7 @@ fn failed(line: impl fmt::Display) -> Failure {
 /// Carries out a command line.
 pub fn run(args: &FmapiArgs) -> Result<Outcome, Failure> {
     match &args.command {
+        FmapiCommand::Allocate(args) => allocate(args),
         FmapiCommand::Bench(bench) => run_bench(bench),
         FmapiCommand::Check(check) => run_check(check),
         FmapiCommand::Identify(at) => shown(&at.peer, |client| show::identify(client, &path(at))),
@@ -212,6 +214,44 @@ fn run_check(args: &Check) -> Result<Outcome, Failure> {
     };
     let [_, _, departs, _] = report.counts();
     Ok(Outcome { output, code: if departs > 0 { DEPARTS } else { 0 } })
+}
+
+/// Why a logical device cannot have a size, with the remedy; or why a command has failed.
+struct NotAllocated(String);
+
+impl fmt::Display for NotAllocated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<aquifer_fmapi_client::Failure> for NotAllocated {
+    fn from(failure: aquifer_fmapi_client::Failure) -> Self {
+        Self(failure.to_string())
+    }
+}
+
+fn allocate(args: &Allocate) -> Result<Outcome, Failure> {
+    let (path, size) = ([Hop::Port(args.port)], args.size);
+    recognised(&args.peer, |client| {
+        let found = client.ld_allocations(&path)?;
+        let count = found.allocations.len();
+        if usize::from(args.ld) >= count {
+            return Err(NotAllocated(format!("the device has {count} logical devices; number them from 0")));
+        }
+        let unknown = || NotAllocated("the device's granularity is a reserved value; update its firmware".into());
+        let unit = found.granularity.bytes().ok_or_else(unknown)?;
+        if !size.0.is_multiple_of(unit) {
+            let unit = ByteSize(unit);
+            return Err(NotAllocated(format!("{size} is no multiple of {unit}, the device's granularity; give one")));
+        }
+        let allocations = vec![LdAllocation { range_1: size.0 / unit, range_2: 0 }];
+        Ok(client.set_ld_allocations(&path, &SetLdAllocations { first_ld_id: args.ld, allocations })?)
+    })?;
+    let Allocate { port, ld, .. } = *args;
+    let text = format!("logical device {ld} at port {port} has {size}\n");
+    let json = json!({ "allocated": { "port_id": port, "ld_id": ld, "bytes": size.0 } });
+    Ok(Outcome { output: if args.peer.format.json { format!("{json}\n") } else { text }, code: 0 })
 }
 
 fn bind(args: &Bind) -> Result<Outcome, Failure> {

@@ -71,7 +71,10 @@ impl Pool {
         if self.client.token.is_none() {
             self.log_in()?;
         }
-        work(&self.client).or_else(|_| {
+        work(&self.client).or_else(|unanswered| {
+            if unanswered.is_unsent {
+                return Err(unanswered);
+            }
             // A failure does not tell whether the session has ended, and to read once more does no harm.
             self.log_in()?;
             work(&self.client)

@@ -23,6 +23,7 @@ const PACKAGED: &[&str] = &[
     "fmapi-cli",
     "manager",
     "metrics",
+    "pool-switchd",
     "preload",
     "workloads",
 ];
