@@ -151,9 +151,12 @@ impl Site {
 #[test]
 fn a_donor_is_managed_as_a_device() {
     let (site, front) = Site::start("whole");
-    let identity = front.fmapi("identify").expect("a switch");
-    println!("{identity}");
-    println!("{}", front.fmapi("ports").expect("ports"));
+    let switch = front.fmapi("identify").expect("a switch")["switch"].clone();
+    assert_eq!((&switch["physical_ports"], &switch["active_ports"]), (&json!(19), &json!([0, 1, 16, 17, 18])));
+    let ports = front.fmapi("ports").expect("ports")["ports"].clone();
+    let links = [0, 1, 16, 17, 18].map(|port: usize| ports[port]["link_state"].clone());
+    assert_eq!(links, ["l0", "detect", "l0", "l0", "detect"], "d0099 and h099 do not exist");
+    assert_eq!(ports[0]["device_type"], "type3-mld");
     // What cannot be is refused, and the manager has nothing of it.
     for line in [
         "allocate --port 1 --ld 0 --size 256MiB",
@@ -192,6 +195,8 @@ fn a_donor_is_managed_as_a_device() {
     site.daemon.settle(&site.token);
     assert!(site.volume("fm-d0000-3").is_none());
     front.fmapi("check").expect("no departures");
+    front.fmapi("allocate --port 0 --ld 0 --size 256MiB").expect("room");
+    front.fmapi("check --change").expect("no departures");
     site.finish(front);
 }
 
