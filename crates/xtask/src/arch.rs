@@ -167,12 +167,12 @@ const RINGS: &[Ring] = &[
                     "tls",
                 ],
             ),
-            ("fmapi-args", &[]),
+            ("fmapi-args", &["core"]),
             // The edges to cxl-switchd and qtest are for its tests only: they need peers. Its bench has a switch in the
             // same process.
             (
                 "fmapi-cli",
-                &["cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "qtest", "test-support"],
+                &["core", "cxl-switch", "cxl-switchd", "fmapi", "fmapi-args", "fmapi-client", "qtest", "test-support"],
             ),
             ("manager-client", &["authority", "sys"]),
             ("metrics", &["config"]),

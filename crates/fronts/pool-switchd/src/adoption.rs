@@ -3,9 +3,9 @@
 
 //! A view of the pool as the state of the switch. Pure.
 //!
-//! A volume that others have bound has no vPPB in its label, or another host there: it is shown at the first vPPB of its
-//! host that no label takes. If there is none left, its logical device is taken, and no vPPB shows it; a bind of it is
-//! refused by the manager's answer.
+//! A volume that others have bound has no vPPB in its label, or another host there: it is shown at the first vPPB of
+//! its host that no label takes. If there is none left, its logical device is taken, and no vPPB shows it; a bind of it
+//! is refused by the manager's answer.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who is at which port: donors at the ports from 0 on, hosts at those from 16 on, as the configuration lists them. Pure.
+//! Who is at which port: donors at the ports from 0 on, hosts at those from 16 on, as the configuration lists them.
+//! Pure.
 
 use aquifer_cxl_switch::{DeviceConfig, DeviceKind, PortConfig, PortRole, SwitchConfig, VirtualSwitchConfig};
 use aquifer_cxl_switchd::Failure;

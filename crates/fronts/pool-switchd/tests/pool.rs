@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program before a manager with simulated donors and hosts, and `aquifer fmapi` as its client: what it shows, takes
-//! and gives back, what others change, and what happens when it or the manager is killed.
+//! The program before a manager with simulated donors and hosts, and `aquifer fmapi` as its client: what it shows,
+//! takes and gives back, what others change, and what happens when it or the manager is killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

@@ -6,8 +6,8 @@
 //!
 //! The switch keeps nothing that its driver does not say again: after a restart, the first adopted state is the switch.
 //! Later ones differ where somebody else has changed something, or where an order's end was unknown. The difference is
-//! recorded in the event logs: links of ports, and bindings of vPPBs. What a running order concerns stays as it is until
-//! the order has ended, because the driver has read the state before that.
+//! recorded in the event logs: links of ports, and bindings of vPPBs. What a running order concerns stays as it is
+//! until the order has ended, because the driver has read the state before that.
 
 use aquifer_fmapi::EventLog;
 
@@ -76,8 +76,8 @@ pub struct Adopted {
 }
 
 impl Switch {
-    /// Takes over a state. Entries that the switch has no place for are ignored. Changes nothing in a switch that is not
-    /// driven.
+    /// Takes over a state. Entries that the switch has no place for are ignored. Changes nothing in a switch that is
+    /// not driven.
     pub fn adopt(&mut self, now_ns: u64, adopted: &Adopted) -> Outcome {
         let mut context = self.begin(now_ns);
         if self.orders.is_driven() {

@@ -111,8 +111,8 @@ impl Commands {
         Self::concat(&[&sets[..], &[SWITCH, TUNNEL, LD_REQUESTS]].concat())
     }
 
-    /// Returns the commands of a driven switch: its ports and hosts are simulated, so nothing acts on them, and what its
-    /// driver has begun is not aborted.
+    /// Returns the commands of a driven switch: its ports and hosts are simulated, so nothing acts on them, and what
+    /// its driver has begun is not aborted.
     pub fn of_driven_switch() -> Self {
         let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
         Self::concat(&[&sets[..], &[DRIVEN_SWITCH, TUNNEL]].concat())

@@ -3,11 +3,11 @@
 
 //! Orders to the driver of a driven switch: what a manager asks of it, the driver carries out, and says how that ended.
 //!
-//! A driven switch stands before memory that is not its own: a pool's manager decides there. So a bind, an unbind and an
-//! allocation have two phases. The switch checks the request as far as it can, and orders: a bind or an unbind runs in
-//! the background until its order ends, and Set LD Allocations, which is no background command, is answered only then.
-//! The second phase is the driver's [`Switch::conclude`]. There is one order at a time; the FM API's answer to another
-//! one is Busy.
+//! A driven switch stands before memory that is not its own: a pool's manager decides there. So a bind, an unbind and
+//! an allocation have two phases. The switch checks the request as far as it can, and orders: a bind or an unbind runs
+//! in the background until its order ends, and Set LD Allocations, which is no background command, is answered only
+//! then. The second phase is the driver's [`Switch::conclude`]. There is one order at a time; the FM API's answer to
+//! another one is Busy.
 //!
 //! An answer that is late is made by carrying the request out again, with the driver's decision at hand, so tunnels and
 //! lengths are treated as in any other request.

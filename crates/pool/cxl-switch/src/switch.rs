@@ -83,8 +83,8 @@ impl Switch {
         })
     }
 
-    /// Creates a switch whose driver carries out binds, unbinds and allocations, each within a limit. Its devices are MLDs
-    /// that lend the memory of others: there are no accesses to it, no quality of service and no dynamic capacity.
+    /// Creates a switch whose driver carries out binds, unbinds and allocations, each within a limit. Its devices are
+    /// MLDs that lend the memory of others: there are no accesses to it, no quality of service and no dynamic capacity.
     /// Until the first [`adopt`](Self::adopt), no device is there, and no virtual CXL switch is enabled.
     pub fn driven(config: SwitchConfig, limit_ns: u64) -> Result<Self, ConfigFailure> {
         config.check_driven()?;

@@ -241,8 +241,8 @@ impl Switch {
         }
     }
 
-    /// Ends the operation as its driver says. Where the end is unknown, the vPPB stays in progress until the next adopted
-    /// state shows what it is.
+    /// Ends the operation as its driver says. Where the end is unknown, the vPPB stays in progress until the next
+    /// adopted state shows what it is.
     pub(crate) fn end_job(&mut self, context: &mut Context, ending: Ending) {
         let Some(job) = self.background.job() else { return };
         if let Ending::Unknown(_) = ending {

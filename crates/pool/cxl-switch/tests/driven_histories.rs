@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Seeded histories of a driven switch: success is reported only for what the pool has, the switch shows what the pool
-//! has whenever no order runs, after a restart as well, and nothing that is adopted is without a record. A failure prints
-//! the seed and what was done.
+//! has whenever no order runs, after a restart as well, and nothing that is adopted is without a record. A failure
+//! prints the seed and what was done.
 //!
 //! More of them: `AQUIFER_HISTORIES=10000 cargo test -p aquifer-cxl-switch --test driven_histories`; one of them:
 //! `AQUIFER_HISTORY=4711`.

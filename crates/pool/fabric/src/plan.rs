@@ -140,7 +140,8 @@ fn volume_changes(
     to: Option<&DeclaredVolume>,
     changes: &mut Vec<Change>,
 ) {
-    // Only size, expiry, labels and presentation change in place. For any other change, the volume is released and created.
+    // Only size, expiry, labels and presentation change in place. For any other change, the volume is released and
+    // created.
     let from_kept = from.filter(|from| to.is_some_and(|to| is_same_kind(&from.spec, &to.spec)));
     if let Some(from) = from
         && from_kept.is_none()

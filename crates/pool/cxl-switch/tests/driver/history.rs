@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One history of a driven switch: two managers, a driver that delays, refuses, forgets and restarts, and a pool in which
-//! others change things.
+//! One history of a driven switch: two managers, a driver that delays, refuses, forgets and restarts, and a pool in
+//! which others change things.
 //!
 //! The pool is the truth. What the switch says must be what the pool has, except where an order runs or has ended
 //! without a known end.
@@ -281,9 +281,11 @@ impl History {
             2 if self.pool.free(device) > 0 => self.pool.others[device] += 1,
             3 if !is_ours => drop(self.pool.bindings.remove(&ld)),
             4 if !is_ours && self.pool.size(ld) > 0 && self.pool.vppb_is_free(vcs_id, vppb_id) => {
-                let is_ordered = self.running.as_ref().is_some_and(|(_, order, _)| {
-                    matches!(order, Order::Bind { vcs_id: vcs, vppb_id: vppb, .. } if (*vcs, *vppb) == (vcs_id, vppb_id))
-                });
+                let takes = |order: &Order| match order {
+                    Order::Bind { vcs_id: vcs, vppb_id: vppb, .. } => (*vcs, *vppb) == (vcs_id, vppb_id),
+                    _ => false,
+                };
+                let is_ordered = self.running.as_ref().is_some_and(|(_, order, _)| takes(order));
                 if !is_ordered {
                     self.pool.bindings.entry(ld).or_insert((vcs_id, vppb_id, progress)).2 = progress;
                 }

@@ -141,8 +141,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Makes a volume smaller. Whole spans leave, from its end; what remains may be more than was asked for. While it is
-    /// unbound, nothing is lent, so slabs of its last span are given back, too.
+    /// Makes a volume smaller. Whole spans leave, from its end; what remains may be more than was asked for. While it
+    /// is unbound, nothing is lent, so slabs of its last span are given back, too.
     pub fn shrink(&mut self, id: VolumeId, size: Bytes) -> Result<(), Refusal> {
         let volume = self.desired.wanted(id)?;
         if size >= volume.spec.size {
