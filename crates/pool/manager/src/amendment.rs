@@ -107,7 +107,7 @@ mod tests {
                     "spans": [], "next_member": 1, "next_span": 1 })
         };
         let state = json!({ "format": 1, "version": 3, "pools": { "main": {} }, "zones": { "lab": { "quota": "1GiB" } },
-                            "volumes": { "1": volume("v1"), "2": volume("v2") } });
+                            "volumes": { "0000000000000001": volume("v1"), "0000000000000002": volume("v2") } });
         serde_json::from_value(state).expect("a state")
     }
 
