@@ -120,7 +120,7 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
 /// Replaces a mapping by addresses that nothing can access, and that stay taken.
 pub(crate) fn close_off(start: usize, len: usize) -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: replaces the caller's own mapping; whoever touches its addresses afterwards is stopped.
+    // SAFETY: replaces the caller's own mapping; a later access to its addresses ends the process.
     unsafe { syscall(libc::SYS_mmap, [start, len, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
         .map(|_| ())
 }
