@@ -49,6 +49,7 @@ mod failure;
 mod issuing;
 mod keeper;
 mod message;
+mod refusals;
 mod registrar;
 mod registration;
 mod renewal;
