@@ -82,10 +82,6 @@ impl Parts {
     }
 
     fn remains(&self) -> &'static str {
-        if self.shape.is_redundant() {
-            "other donors have what it held, and it is rebuilt from them"
-        } else {
-            "what it held is lost"
-        }
+        if self.shape.is_redundant() { "other donors have what it held" } else { "what it held is lost" }
     }
 }
