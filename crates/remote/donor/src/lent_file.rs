@@ -87,8 +87,8 @@ impl LentFile {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a slab this borrower's, with this token. Fails if there is no memory for it; what was allocated stays until
-    /// the slab is wiped, because another grant may have provided the same slab meanwhile.
+    /// Makes a slab this borrower's, with this token. Fails if there is no memory for it; what was allocated stays
+    /// until the slab is wiped, because another grant may have provided the same slab meanwhile.
     pub(crate) fn provide(&self, slab: LentSlab, token: u64) -> io::Result<()> {
         self.held().insert(slab);
         self.allocate(slab.offset(), SLAB_BYTES)?;

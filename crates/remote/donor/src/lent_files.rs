@@ -90,8 +90,8 @@ impl LentFiles {
         is_last
     }
 
-    /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before. The slab has
-    /// a home in either case: another grant may provide it meanwhile, and the wiper must find what is allocated.
+    /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before. The slab
+    /// has a home in either case: another grant may provide it meanwhile, and the wiper must find what is allocated.
     pub(crate) fn provide(&self, who: BorrowerId, slab: LentSlab, token: u64) -> Result<(), (bool, io::Error)> {
         let mut state = self.state();
         let had_it = state.homes.contains_key(&slab);
