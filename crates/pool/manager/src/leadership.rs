@@ -37,8 +37,8 @@ use crate::writer::{Pace, Posted, Stop, Writer};
 const ORDERS_MAX: usize = 256;
 /// How often a standby checks whether the leadership is free. A failover takes the lease's time plus this.
 const LOOK: Duration = Duration::from_millis(500);
-/// What has been waited for for some time is looked at again after `1 / PATIENCE` of that time.
-const PATIENCE: u32 = 32;
+/// What has been waited for for some time is looked at again after `1 / WAITED_PART` of that time.
+const WAITED_PART: u32 = 32;
 /// The pause after a term that ended at once, so that a broken manager does not take the leadership again and again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -161,7 +161,7 @@ impl Lead {
         let idle = (Duration::from_millis(self.rounds.idle_ms) / self.writer.turns()).max(busy);
         match pace {
             Pace::Moving => Duration::ZERO,
-            Pace::Waiting => patient(busy, idle, waited),
+            Pace::Waiting => wait_again(busy, idle, waited),
             Pace::Idle if is_checking => busy,
             Pace::Idle => idle,
         }
@@ -169,10 +169,10 @@ impl Lead {
 }
 
 /// Returns how long to wait until something is looked at again that has been waited for as long as `waited`: at first
-/// `busy`, later a small part of what it has taken so far, and at most `idle`. An unbound volume may be waited for until
-/// its programs end, which may be days.
-fn patient(busy: Duration, idle: Duration, waited: Duration) -> Duration {
-    (waited / PATIENCE).clamp(busy, idle)
+/// `busy`, later a small part of what it has taken so far, and at most `idle`. An unbound volume may be waited for
+/// until its programs end, which may be days.
+fn wait_again(busy: Duration, idle: Duration, waited: Duration) -> Duration {
+    (waited / WAITED_PART).clamp(busy, idle)
 }
 
 fn read_list(service: &Service, store: &ManagerStore) -> Result<(), NotLed> {
