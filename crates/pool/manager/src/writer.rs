@@ -133,7 +133,7 @@ impl Writer {
         let mut orders = Vec::new();
         for one in posted {
             match one {
-                // Who waits for a refused errand was told.
+                // The caller of a refused errand has its answer already.
                 Posted::Errand(errand) => match errand(&mut self.store) {
                     Err(failure) if !failure.is_refused() => return Err(failure.into()),
                     Ok(()) | Err(_) => {}
