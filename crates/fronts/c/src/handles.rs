@@ -19,8 +19,8 @@
 
 use std::any::Any;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::code::{Code, Failure};
 
@@ -63,12 +63,17 @@ extern "C" fn in_child() {
 }
 
 fn table() -> &'static Table {
-    static REGISTERED: Once = Once::new();
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     let mut table = TABLE.load(Ordering::Acquire);
     if table.is_null() {
-        // SAFETY: the function may be called in any child. Without memory to register it, the crate `aquifer` still
-        // refuses its parent's spaces in a child.
-        REGISTERED.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(in_child)) });
+        // Threads that come here at the same time may each register it, and then a child counts several times, which
+        // changes nothing. None waits for another, which a forked child would not have.
+        if !IS_REGISTERED.load(Ordering::Acquire) {
+            // SAFETY: the function may be called in any child. Without memory to register it, the crate `aquifer` still
+            // refuses its parent's spaces in a child.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            IS_REGISTERED.store(true, Ordering::Release);
+        }
         let new =
             Box::into_raw(Box::new(Table { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::default() }));
         let set = TABLE.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);

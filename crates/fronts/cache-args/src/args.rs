@@ -14,9 +14,7 @@ use clap::Args;
 /// the others continue. When the cache is full, it evicts the oldest values, and spares those that were used since they
 /// were stored. The cache is empty when it starts: nothing is kept across a restart.
 #[derive(Clone, Debug, Args)]
-#[command(
-    arg_required_else_help = true,
-    after_long_help = "\
+#[command(after_long_help = "\
 Examples:
   aquifer cache --dram 1GiB --tier flash:/var/tmp/cold,size=16GiB --size 15GiB
   aquifer cache --dram 64MiB --tier compressed:size=32MiB --tier flash:/var/tmp/cold --size 512MiB
@@ -30,8 +28,7 @@ pipelined or not.
 There is no authentication: anyone who reaches the address can read and change the cache.
 
 Exit status: 0 ended by SIGTERM or SIGINT; 1 it cannot be started or cannot go on; 2 bad arguments;
-125 the program cannot be started."
-)]
+125 the program cannot be started.")]
 pub struct CacheArgs {
     /// The address to serve; port 0 for any free one, which is printed
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "ADDRESS")]

@@ -35,7 +35,7 @@ use nix::unistd::Pid;
 
 pub use args::{HowArgs, RunArgs, on_or_off, words};
 pub use dram::Dram;
-pub use memory_limit::Allowed;
+pub use memory_limit::{Allowed, Limit};
 pub use unmanaged::exceeds_budget;
 
 use crate::exit::{ExitCode, Failure, say};

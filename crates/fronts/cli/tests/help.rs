@@ -148,6 +148,20 @@ fn no_command_is_a_usage_error() {
 }
 
 #[test]
+fn a_command_without_arguments_says_which_it_needs() {
+    for (words, needs) in [
+        ("cache", "--dram <SIZE> --tier <SPEC>"),
+        ("donor reclaim /run/donor.sock", "<--bytes <SIZE>|--all>"),
+        ("donor status", "<HOST:PORT|--control <PATH>>"),
+    ] {
+        let output = aquifer().args(words.split(' ')).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        let text = stderr(&output);
+        assert!(text.contains(&format!("the following required arguments were not provided: {needs};")), "{text}");
+    }
+}
+
+#[test]
 fn completions_and_manual_are_printed() {
     for shell in ["bash", "zsh", "fish", "elvish"] {
         let output = aquifer().args(["completions", shell]).output().unwrap();

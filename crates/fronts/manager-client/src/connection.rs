@@ -74,8 +74,8 @@ pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsCo
 pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Result<Box<dyn Stream>, Failure> {
     let unreachable = |error: &dyn std::fmt::Display| {
         unsent(format!(
-            "the manager at {address} cannot be reached: {error}; start it with 'aquifer fabric serve', or name its \
-             address with --url"
+            "the manager at {address} cannot be reached: {error}; start it with 'aquifer fabric serve', or correct \
+             its address"
         ))
     };
     let late = |_| unreachable(&"no answer in time");

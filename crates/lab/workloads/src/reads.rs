@@ -54,6 +54,17 @@ impl Shape {
     }
 }
 
+/// The index of all items.
+fn index_of(shape: &Shape) -> Result<Index, Failure> {
+    let no_memory = || Failure::of("there is no memory for the index", "lower --bytes");
+    let mut index = Index::new(u64::from(shape.count)).ok_or_else(no_memory)?;
+    for number in 0..shape.count {
+        let at = u64::from(number) * shape.item_words as u64 * 8;
+        index.put(items::key(number), Place { at, bytes: shape.item_words as u32 * 8 }, 0);
+    }
+    Ok(index)
+}
+
 /// The items in memory, and what draws them.
 struct Reader<'a> {
     args: &'a Args,
@@ -67,14 +78,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn filled(args: &Args, shape: Shape) -> Result<Reader<'_>, Failure> {
         let memory = Memory::filled(args, shape.count, shape.item_words, shape.ordinary_bytes(), items::fill)?;
-        let index = shape.has_index.then(|| {
-            let mut index = Index::new(u64::from(shape.count));
-            for number in 0..shape.count {
-                let at = u64::from(number) * shape.item_words as u64 * 8;
-                index.put(items::key(number), Place { at, bytes: shape.item_words as u32 * 8 }, 0);
-            }
-            index
-        });
+        let index = if shape.has_index { Some(index_of(&shape)?) } else { None };
         let keys = if shape.has_index { Keys::zipf(shape.count, args.seed) } else { Keys::uniform(shape.count) };
         Ok(Reader { args, shape, memory, index, keys, random: Random::new(args.seed) })
     }

@@ -13,10 +13,9 @@
 #![allow(unsafe_code, reason = "hands out parts of one mapping as stacks")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::memory::{map_anonymous, unmap};
 use aquifer_sys::own_stack::{self, STACK_BYTES};
 use aquifer_sys::raw::{Errno, now_ns};
 
@@ -30,13 +29,17 @@ const WAIT_ONCE: Duration = Duration::from_micros(100);
 static IN_USE: [AtomicBool; STACKS] = [const { AtomicBool::new(false) }; STACKS];
 /// The first stack; zero until the first space is opened. Never unmapped.
 static START: AtomicUsize = AtomicUsize::new(0);
-static PREPARING: Mutex<()> = Mutex::new(());
 
-/// Maps the stacks. Called before memory of a caller's space can fault.
+/// Maps the stacks. Called before memory of a caller's space can fault. Takes no lock, which a forked child could find
+/// held for ever.
 pub(crate) fn prepare() -> Result<(), Errno> {
-    let _preparing = PREPARING.lock().unwrap_or_else(PoisonError::into_inner);
-    if START.load(Ordering::Acquire) == 0 {
-        START.store(map_anonymous(STACKS * STACK_BYTES)?, Ordering::Release);
+    if START.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    let new = map_anonymous(STACKS * STACK_BYTES)?;
+    if START.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: mapped above, and nobody else has seen it.
+        let _ = unsafe { unmap(new, STACKS * STACK_BYTES) };
     }
     Ok(())
 }

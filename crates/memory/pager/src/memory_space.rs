@@ -17,8 +17,8 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use aquifer_core::block::State;
@@ -555,9 +555,11 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// From now on a forked child closes what its parent's spaces have open, before fork(3) returns there.
+/// From now on a forked child closes what its parent's spaces have open, before fork(3) returns there. Threads that
+/// open the first spaces at the same time may each register that, which changes nothing: the first run leaves nothing
+/// to do. None waits for another, which a forked child would not have.
 fn forget_in_children() {
-    static REGISTERED: Once = Once::new();
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
         fault_stacks::reset_in_child();
         uring::close_inherited();
@@ -567,9 +569,10 @@ fn forget_in_children() {
             }
         });
     }
-    REGISTERED.call_once(|| {
+    if !IS_REGISTERED.load(Ordering::Acquire) {
         // SAFETY: the function may be called in any child. If there is no memory to register it, a child is no worse
         // off than one that was made by clone(2).
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+        IS_REGISTERED.store(true, Ordering::Release);
+    }
 }

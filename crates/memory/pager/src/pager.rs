@@ -356,13 +356,16 @@ impl Pager {
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
-    /// After fork(2), in the child, which does not inherit the space: gives up all that belongs to the parent.
+    /// After fork(2), in the child, which does not inherit the space: gives up all that belongs to the parent. Opens
+    /// nothing before it has closed that: the child may have no descriptor left.
     pub(crate) fn give_up_in_child(&self) -> Result<(), Errno> {
         self.service.forget_threads();
         self.recorder.as_ref().inspect(|recorder| recorder.close_in_child());
-        self.signal.replace_in_child(self.features | feature::SIGBUS, false)?;
-        self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))?;
-        self.tier.after_fork_in_child(false)
+        [Some(&self.signal), self.listener.as_ref()].into_iter().flatten().for_each(Uffd::close_in_child);
+        self.readiness.as_ref().inspect(|readiness| readiness.close_in_child());
+        self.shards.iter().for_each(|shard| shard.worker_wakeup.close_in_child());
+        self.trims.close_in_child();
+        self.tier.give_up_in_child()
     }
 
     /// After fork(2): gives this process a supply of huge pages of its own.

@@ -292,18 +292,52 @@ impl Pager {
     }
 
     /// Locks `start..start + len` until [`unlock`](Self::unlock). False if that exceeds the memory that may be locked.
+    /// Locked ranges that touch become one, so that they count with the blocks that they share once. One thread at a
+    /// time, as for all that locks and unlocks.
     pub(crate) fn lock(&self, start: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
         let Some((start, end)) = self.managed(start, len) else { return true };
         if self.is_all_locked(start, end) {
             return true; // Locks do not nest.
         }
-        let weight = self.weight(start, end);
-        let spent = self.pins.locked_pages.load(Ordering::SeqCst);
-        if spent + weight > self.whole_budget_pages() / LOCKED_PART {
+        let (first, last) = self.with_locked_neighbours(start, end);
+        let weight = self.weight(first, last);
+        let joined: u64 = self.locked_within(first, last).map(|(_, slot)| slot.weight.load(Ordering::SeqCst)).sum();
+        if self.locked_pages().saturating_sub(joined) + weight > self.locked_pages_max() {
             return false;
         }
-        self.pin(LOCKED, 0, start, end).is_some()
+        let Some(index) = self.pins.claim(LOCKED, 0, first, last, weight) else { return false };
+        // The neighbours are resident already.
+        if self.bring(start, end).is_err() {
+            self.pins.release(index);
+            return false;
+        }
+        self.locked_within(first, last).filter(|(other, _)| *other != index).for_each(|(it, _)| self.pins.release(it));
+        true
+    }
+
+    /// The pages `start..end`, and all locked pages that touch them, or touch those.
+    fn with_locked_neighbours(&self, start: PageIndex, end: PageIndex) -> (PageIndex, PageIndex) {
+        let (mut first, mut last) = (start, end);
+        loop {
+            let before = (first, last);
+            for slot in self.owned_by(LOCKED).filter(|slot| slot.touches(before.0, before.1)) {
+                first = first.min(PageIndex(slot.start.load(Ordering::SeqCst)));
+                last = last.max(PageIndex(slot.end.load(Ordering::SeqCst)));
+            }
+            if (first, last) == before {
+                return before;
+            }
+        }
+    }
+
+    /// The slots of locked ranges within the pages `first..last`, with their indices.
+    fn locked_within(&self, first: PageIndex, last: PageIndex) -> impl Iterator<Item = (usize, &PinSlot)> {
+        let locked = self.pins.lasting().filter(|(_, slot)| slot.owner.load(Ordering::SeqCst) == LOCKED);
+        locked.filter(move |(index, _)| {
+            let (start, end) = self.pins.covered(*index);
+            start >= first && end <= last && start < end
+        })
     }
 
     /// Keeps the stack of a thread that was created before the pager started from eviction, until it is unmapped.
@@ -423,4 +457,41 @@ impl Pager {
 /// The pages that `start..start + len` touches.
 fn page_range(start: usize, len: usize) -> (PageIndex, PageIndex) {
     (PageIndex::at(start), PageIndex::end_at(start.saturating_add(len)))
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_sys::memory::map_anonymous;
+    use aquifer_sys::uffd::mode;
+
+    use super::*;
+    use crate::pager::tests::opened;
+
+    const PAGE: usize = PAGE_BYTES as usize;
+
+    /// The defect: each page that was locked by itself counted as the whole block that it keeps resident, and a program
+    /// that locked a buffer page by page could lock a small part of what it may lock.
+    #[test]
+    fn pages_that_are_locked_one_by_one_count_like_pages_that_are_locked_together() {
+        const PAGES: u64 = 1024;
+        let Some(pager) = opened(1, 16 << 20) else { return };
+        let pager: &'static Pager = Box::leak(pager);
+        let start = map_anonymous(8 << 20).expect("addresses").next_multiple_of(2 << 20);
+        pager.uffd(Delivery::Signal).register(start, 4 << 20, mode::MISSING | mode::WP).expect("a new range");
+        let (first, last) = (PageIndex::at(start), PageIndex::at(start + (4 << 20)));
+        pager.undivided().engine().add(first, last, pager.order, Delivery::Signal, &mut |_, _| false);
+        let lock = |page: u64| pager.lock(start + page as usize * PAGE, PAGE);
+        // First every other page, then those between them, which join their neighbours.
+        let apart = (0..PAGES / 64).all(|page| lock(page * 2));
+        assert!(apart && (0..PAGES).all(lock), "{} pages are locked", pager.locked_pages());
+        assert_eq!(
+            (pager.locked_pages(), pager.pins.lasting().filter(|(_, slot)| slot.overlaps(first, last)).count()),
+            (PAGES, 1)
+        );
+        assert!((0..PAGES as usize).all(|page| pager.is_locked(start + page * PAGE, PAGE)));
+        pager.unlock(start + 512 * PAGE, PAGE);
+        assert!(!pager.is_locked(start + 512 * PAGE, PAGE) && pager.is_locked(start + 511 * PAGE, PAGE));
+        pager.unlock(start, PAGES as usize * PAGE);
+        assert_eq!(pager.locked_pages(), 0);
+    }
 }

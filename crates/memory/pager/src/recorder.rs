@@ -134,6 +134,7 @@ impl Recorder {
         if descriptor >= 0 {
             own_descriptors::close(descriptor);
         }
+        self.wakeup.close_in_child();
     }
 
     /// Closes the recording: writes the events recorded so far, and waits for that up to a bound.

@@ -10,8 +10,8 @@
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use aquifer_core::units::ThreadIndex;
 use aquifer_driver::Outcome;
@@ -40,7 +40,6 @@ fn programs_action(signal: i32) -> &'static Mutex<KernelAction> {
 
 const BUS_MCEERR_AR: i32 = 4;
 
-static INSTALLED: Mutex<bool> = Mutex::new(false);
 static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// Makes `pager` resolve the faults that are in no space of a caller's, and installs the handler.
@@ -49,18 +48,25 @@ pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     install_handler()
 }
 
-/// Installs the handler, once.
+/// Installs the handler, unless it is installed. Waits for no lock, which a forked child could find held for ever: if
+/// several threads do this, each finds the program's own action or the handler.
 pub(crate) fn install_handler() -> Result<(), Errno> {
-    let mut is_installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *is_installed {
+    if HAS_HANDLER.load(Ordering::Acquire) {
         return Ok(());
     }
+    let ours = signals::fault_action(on_sigbus);
+    let keep = |old: KernelAction| {
+        if old.handler != ours.handler
+            && let Ok(mut action) = programs_action(libc::SIGBUS).try_lock()
+        {
+            *action = old;
+        }
+    };
+    // The program's action is known before the handler can need it.
+    // SAFETY: only reads the action.
+    keep(unsafe { signals::exchange_action(libc::SIGBUS, None) }?);
     // SAFETY: `on_sigbus` only does things that are allowed at any point of any thread: see `space.rs`.
-    let old = unsafe { signals::exchange_action(libc::SIGBUS, Some(&signals::fault_action(on_sigbus))) }?;
-    if let Ok(mut action) = programs_action(libc::SIGBUS).lock() {
-        *action = old;
-    }
-    *is_installed = true;
+    keep(unsafe { signals::exchange_action(libc::SIGBUS, Some(&ours)) }?);
     HAS_HANDLER.store(true, Ordering::Release);
     Ok(())
 }

@@ -16,13 +16,11 @@
 
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use aquifer_core::units::REGION_BYTES;
-use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::memory::{map_anonymous, unmap};
 use aquifer_sys::raw::{Errno, now_ns};
 
 use crate::pager::Pager;
@@ -46,8 +44,6 @@ static ENTRIES: [Entry; SPACES_MAX] =
 
 /// The table's first byte; null until the first space is opened. Never unmapped.
 static TABLE: AtomicPtr<AtomicU8> = AtomicPtr::new(null_mut());
-/// Held while the table is mapped or an entry is taken.
-static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The bytes of the table; `None` until the first space is opened.
 fn table() -> Option<&'static [AtomicU8]> {
@@ -56,9 +52,15 @@ fn table() -> Option<&'static [AtomicU8]> {
     Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), REGIONS) })
 }
 
+/// Without a lock, which a forked child could find held for ever.
 fn make_table() -> Result<(), Errno> {
-    if table().is_none() {
-        TABLE.store(map_anonymous(REGIONS)? as *mut AtomicU8, Ordering::Release);
+    if table().is_some() {
+        return Ok(());
+    }
+    let new = map_anonymous(REGIONS)?;
+    if TABLE.compare_exchange(null_mut(), new as *mut AtomicU8, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: mapped above, and nobody else has seen it.
+        let _ = unsafe { unmap(new, REGIONS) };
     }
     Ok(())
 }
@@ -81,11 +83,15 @@ pub(crate) struct Listed {
 
 /// Makes `pager` known, without any memory yet.
 pub(crate) fn list(pager: &'static Pager) -> Result<Listed, Unlisted> {
-    let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    claim(std::ptr::from_ref(pager).cast_mut())
+}
+
+/// Takes a free entry, without a lock.
+fn claim(pager: *mut Pager) -> Result<Listed, Unlisted> {
     make_table().map_err(Unlisted::NoMemory)?;
-    let is_free = |entry: &Entry| entry.pager.load(Ordering::Acquire).is_null();
-    let index = ENTRIES.iter().position(is_free).ok_or(Unlisted::TooMany)?;
-    ENTRIES[index].pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+    let takes =
+        |entry: &Entry| entry.pager.compare_exchange(null_mut(), pager, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let index = ENTRIES.iter().position(takes).ok_or(Unlisted::TooMany)?;
     Ok(Listed { index })
 }
 
@@ -171,4 +177,63 @@ pub(crate) fn forget_all(mut each: impl FnMut(&Pager)) {
     }
     // The old table names the parent's spaces. The first space that is opened here maps a new, empty table.
     TABLE.store(null_mut(), Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use aquifer_sys::raw::exit_process;
+
+    use super::*;
+    use crate::{fault_stacks, signal};
+
+    const FORKS: usize = 200;
+    /// How long a child may take, in seconds: SIGALRM ends one that waits for ever.
+    const CHILD_SECONDS: u32 = 20;
+
+    /// Does what opening a space does with the words of this process.
+    fn open_and_close() {
+        fault_stacks::prepare().expect("address space");
+        signal::install_handler().expect("a handler can be installed");
+        // Never dereferenced: no address is its.
+        claim(std::ptr::dangling_mut()).expect("a free entry").unlist();
+    }
+
+    /// The defect: the entries and the stacks had locks. A child that was forked while another thread had one of them
+    /// waited for it for ever when it opened a space of its own.
+    #[test]
+    fn a_child_opens_spaces_whatever_other_threads_were_doing_at_the_fork() {
+        let is_over = AtomicBool::new(false);
+        let bad = std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        open_and_close();
+                    }
+                });
+            }
+            let bad = (0..FORKS).map(|_| fork_and(open_and_close)).find(|status| *status != 0);
+            is_over.store(true, Ordering::Relaxed);
+            bad
+        });
+        assert_eq!(bad, None, "as of waitpid(2): 14 is SIGALRM");
+    }
+
+    /// Runs `act` in a forked child. Returns the child's status as of waitpid(2).
+    fn fork_and(act: impl FnOnce()) -> i32 {
+        // SAFETY: the child makes system calls only, and ends by exit_group(2). No handler of pthread_atfork(3) runs.
+        let child = unsafe { libc::syscall(libc::SYS_fork) } as i32;
+        assert!(child >= 0, "the test can fork");
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(CHILD_SECONDS) };
+            act();
+            exit_process(0);
+        }
+        let mut status = 0;
+        // SAFETY: waitpid(2) writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status
+    }
 }

@@ -76,6 +76,11 @@ impl Trims {
         self.wakeup.replace_in_child()
     }
 
+    /// After fork(2), in a child that does not have the space.
+    pub(crate) fn close_in_child(&self) {
+        self.wakeup.close_in_child();
+    }
+
     /// Adds a slab that is no longer in use.
     pub(crate) fn push(&self, slab: SlabIndex) {
         let mut list = self.list();

@@ -236,6 +236,27 @@ fn the_pins_of_other_threads_calls_refuse_neither_advice_nor_a_discard() {
     mapping.advise(0, MIB, Advice::PageOut).unwrap();
 }
 
+/// The defect: a read that the kernel refused six times within microseconds, for lack of memory, lost its block.
+#[test]
+fn a_tier_that_is_short_of_memory_for_a_while_loses_nothing() {
+    if !can_run() {
+        return;
+    }
+    for errno in ["ENOMEM", "EAGAIN"] {
+        let tier = format!("failing:on=read,after=0,times=60,errno={errno}:dram:size=64MiB");
+        // Without read-ahead, whose failures lose nothing.
+        let space = MemorySpace::open(SpaceSettings { prefetch: false, ..settings(&tier) }).unwrap();
+        let mapping = space.map(40 * MIB).unwrap();
+        fill(&mapping, 7);
+        let mut found = [0; 8];
+        for at in (0..mapping.len()).step_by(PAGE) {
+            assert_eq!(mapping.read(at, &mut found), Ok(()), "{errno} at {at:#x}");
+            assert_eq!(u64::from_le_bytes(found), word(at, 7));
+        }
+        assert_eq!(space.statistics().counter(Counter::PoisonedBlocks), 0);
+    }
+}
+
 /// A forked child reaches the memory of its parent's spaces neither by address nor by a descriptor. It may have a
 /// userfaultfd of its own, and something else may lie where the memory was (the tiers that it opens for itself).
 #[test]

@@ -18,7 +18,8 @@ use std::ptr::NonNull;
 
 use crate::FrameBuffer;
 use crate::mapped_file::FileRange;
-use crate::memory::{advise, unmap};
+use crate::memory::{advise, close_off, unmap};
+use crate::own_descriptors::KeptFile;
 use crate::raw::{Errno, syscall};
 
 /// How the mapping reaches the memory.
@@ -38,7 +39,7 @@ pub struct DaxMemory {
     start: NonNull<u8>,
     len: usize,
     /// Kept open, because closing it would release its lock.
-    _file: File,
+    file: KeptFile,
 }
 
 // SAFETY: the bytes are reached only through `copy_out`, `copy_in` and `range`, whose contracts exclude a concurrent
@@ -68,7 +69,15 @@ impl DaxMemory {
         // What a tier stores does not belong in a core dump. If the kernel refuses, dumps are larger.
         let _ = advise(start, len, libc::MADV_DONTDUMP);
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(start)).ok_or(error(Errno(libc::ENOMEM)))?;
-        Ok(DaxMemory { start, len, _file: file })
+        Ok(DaxMemory { start, len, file: KeptFile::new(file) })
+    }
+
+    /// In a forked child, which does not use the memory: gives up the child's mapping and its copy of the lock. An
+    /// access to the addresses is SIGSEGV from then on.
+    pub fn give_up_in_child(&self) -> Result<(), Errno> {
+        close_off(self.start.as_ptr() as usize, self.len)?;
+        self.file.close_in_child();
+        Ok(())
     }
 
     /// Number of bytes.

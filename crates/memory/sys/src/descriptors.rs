@@ -5,10 +5,12 @@
 //!
 //! Allocates nothing, and calls no libc function that does.
 
-use crate::raw::syscall;
+use crate::raw::{Errno, syscall};
 
 /// Number of descriptors examined. A program opens the descriptors that matter here early, when few are open.
 const DESCRIPTORS_MAX: usize = 1024;
+/// The greatest descriptor whose name can be asked for.
+const DESCRIPTOR_MAX: usize = 99_999;
 /// Maximum length of a name to look for.
 const NAME_BYTES_MAX: usize = 32;
 
@@ -24,6 +26,14 @@ pub fn has_virtual_machine() -> bool {
 
 /// Whether this descriptor, at most five digits long, has this name of at most [`NAME_BYTES_MAX`] bytes.
 pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
+    has_name(descriptor, name) == Ok(true)
+}
+
+/// As [`is`]. Fails if the descriptor is not open or has more digits, or without /proc.
+pub(crate) fn has_name(descriptor: usize, name: &[u8]) -> Result<bool, Errno> {
+    if descriptor > DESCRIPTOR_MAX {
+        return Err(Errno(libc::EBADF));
+    }
     let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0";
     let digits = [10_000, 1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
     let skip = digits.iter().take(4).take_while(|digit| **digit == b'0').count();
@@ -32,7 +42,7 @@ pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
     let mut target = [0u8; NAME_BYTES_MAX + 1];
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
     // SAFETY: readlinkat(2) reads a path that ends in NUL, and writes at most the length of the target.
-    matches!(unsafe { syscall(libc::SYS_readlinkat, args) }, Ok(len) if &target[..len] == name)
+    unsafe { syscall(libc::SYS_readlinkat, args) }.map(|len| &target[..len] == name)
 }
 
 #[cfg(test)]

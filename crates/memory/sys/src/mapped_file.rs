@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-use crate::memory::{advise, unmap};
+use crate::memory::{advise, close_off, unmap};
 use crate::raw::{Errno, syscall};
 
 /// A mapping of the first bytes of a file; see the module.
@@ -59,6 +59,12 @@ impl MappedFile {
     /// Advises the kernel that the file is read at scattered places, so that it does not read ahead.
     pub fn expect_scattered_reads(&self) -> Result<(), Errno> {
         advise(self.start.as_ptr() as usize, self.len, libc::MADV_RANDOM)
+    }
+
+    /// In a forked child, which does not use the file: gives up the child's mapping, through which it could read the
+    /// file, and which would keep the file's memory. An access to the addresses is SIGSEGV from then on.
+    pub fn give_up_in_child(&self) -> Result<(), Errno> {
+        close_off(self.start.as_ptr() as usize, self.len)
     }
 
     /// The range of `len` bytes at `offset`. `None` if it is not within the mapping.
@@ -159,6 +165,22 @@ mod tests {
         assert!(mapped.copy(4096, &mut copy));
         assert_eq!(copy, [9; 4096]);
         assert!(!mapped.copy((1 << 20) - 4095, &mut copy), "not within the mapping");
+    }
+
+    #[test]
+    fn a_mapping_that_is_given_up_shows_nothing_of_the_file() {
+        let file = in_memory();
+        file.write_all_at(&[7; 4096], 0).expect("memory");
+        let mapped = MappedFile::new(&file, 1 << 20).expect("addresses");
+        let start = mapped.range(0, 1).expect("within the mapping").address();
+        let line = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").expect("there is /proc");
+            maps.lines().find(|line| line.starts_with(&format!("{start:x}-"))).map(String::from)
+        };
+        assert!(line().expect("it is mapped").contains("memfd:mapped"));
+        mapped.give_up_in_child().expect("addresses");
+        let left = line().expect("its addresses stay taken");
+        assert!(left.contains("---p") && !left.contains("mapped"), "{left}");
     }
 
     #[test]

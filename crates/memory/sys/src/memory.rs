@@ -117,6 +117,14 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
 }
 
+/// Replaces a mapping by addresses that nothing can access, and that stay taken.
+pub(crate) fn close_off(start: usize, len: usize) -> Result<(), Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: replaces the caller's own mapping; a later access to its addresses ends the process.
+    unsafe { syscall(libc::SYS_mmap, [start, len, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
+        .map(|_| ())
+}
+
 /// Moves private anonymous memory of `len` bytes at `start` to a place with room for `new_len` bytes, or resizes it
 /// where it is: mremap(2). Copies nothing. On failure nothing has changed.
 ///

@@ -19,12 +19,13 @@
 //! ends.
 
 use std::fs::File;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
-use crate::thread_slot;
+use crate::{descriptors, thread_slot};
 
 /// Each number below this has a bit. Aquifer uses far fewer: a pager has twelve, and each of up to four levels of a
 /// chain has a dozen connections to each of up to 63 donors. Most programs may not open as many, either.
@@ -87,21 +88,42 @@ fn out_of_the_way(descriptor: RawFd) -> RawFd {
 
 /// A file that the program cannot close.
 #[derive(Debug)]
-pub struct KeptFile(File);
+pub struct KeptFile {
+    file: ManuallyDrop<File>,
+    /// What it is, to tell it from another one with its number.
+    identity: Option<Identity>,
+    /// Whether this process has closed its copy: see [`close_in_child`](Self::close_in_child).
+    is_given_up: AtomicBool,
+}
 
 impl KeptFile {
     /// As [`keep`].
     pub fn new(file: impl Into<OwnedFd>) -> KeptFile {
         let number = keep(file.into().into_raw_fd());
         // SAFETY: `number` is the file's only descriptor now, and has no other owner.
-        KeptFile(unsafe { File::from_raw_fd(number) })
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
+        KeptFile { file, identity: Identity::of(number), is_given_up: AtomicBool::new(false) }
+    }
+
+    /// In a forked child, which does not use the file: closes the child's copy, so that the file is in use no longer
+    /// than the parent uses it. What the program has opened under the number instead stays open.
+    pub fn close_in_child(&self) {
+        let number = self.file.as_raw_fd();
+        if !self.is_given_up.swap(true, Ordering::AcqRel) && self.identity.is_some_and(|it| it.is_still(number)) {
+            close(number);
+        }
     }
 }
 
 impl Drop for KeptFile {
     fn drop(&mut self) {
+        if *self.is_given_up.get_mut() {
+            return;
+        }
         // The file is closed right after this, and the program may then get its number.
-        unprotect(self.0.as_raw_fd());
+        unprotect(self.file.as_raw_fd());
+        // SAFETY: the file is neither used nor dropped again, since `self` is being dropped.
+        unsafe { ManuallyDrop::drop(&mut self.file) };
     }
 }
 
@@ -109,13 +131,37 @@ impl Deref for KeptFile {
     type Target = File;
 
     fn deref(&self) -> &File {
-        &self.0
+        &self.file
     }
 }
 
 impl AsFd for KeptFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
+    }
+}
+
+/// What a descriptor refers to, so that another file under its number is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// `None` if there is no such descriptor. See fstat(2).
+    pub(crate) fn of(number: RawFd) -> Option<Identity> {
+        let mut status = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: fstat(2) writes one status.
+        unsafe { syscall(libc::SYS_fstat, [number as usize, status.as_mut_ptr() as usize, 0, 0, 0, 0]) }.ok()?;
+        // SAFETY: written, since the call has succeeded.
+        let status = unsafe { status.assume_init() };
+        Some(Identity { device: status.st_dev, inode: status.st_ino })
+    }
+
+    /// Whether the descriptor refers to the same file.
+    pub(crate) fn is_still(self, number: RawFd) -> bool {
+        Identity::of(number) == Some(self)
     }
 }
 
@@ -124,6 +170,15 @@ pub fn close(number: RawFd) {
     unprotect(number);
     // SAFETY: the caller owns the descriptor and does not use it again.
     let _ = unsafe { syscall(libc::SYS_close, [number as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// In a forked child: closes its copy of one of its parent's descriptors, if the kernel still has this name for it. The
+/// program may have closed it by its number, and have opened something else under it. Without /proc the copy stays
+/// open, which harms less than the loss of a file of the program's.
+pub fn close_copy(number: RawFd, name: &[u8]) {
+    if usize::try_from(number).is_ok_and(|number| descriptors::is(number, name)) {
+        close(number);
+    }
 }
 
 /// Makes the number of `old` refer to the file of `new`. Only the calling thread's table changes.
@@ -339,6 +394,24 @@ mod tests {
             }
         }
         assert!(!is_ours(NONE) && !is_ours(STANDARD_ERROR));
+    }
+
+    #[test]
+    fn a_file_that_is_given_up_is_closed_once_and_another_one_with_its_number_is_left_alone() {
+        // This process stands for a forked child: the file has one descriptor in each.
+        let is_open = |number: RawFd| Identity::of(number).is_some();
+        let given_up = KeptFile::new(File::open("/proc/self/exe").unwrap());
+        let number = given_up.as_raw_fd();
+        given_up.close_in_child();
+        assert!(!is_ours(number));
+        let replaced = KeptFile::new(File::open("/proc/self/exe").unwrap());
+        let programs = File::open("/dev/null").unwrap();
+        raw::replace_descriptor(programs.try_clone().unwrap().into_raw_fd(), replaced.as_raw_fd()).unwrap();
+        replaced.close_in_child();
+        let number = replaced.as_raw_fd();
+        drop((given_up, replaced));
+        assert!(is_open(number) && Identity::of(number) == Identity::of(programs.as_raw_fd()));
+        close(number);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::own_descriptors::{close, keep};
+use crate::own_descriptors::{close, close_copy, keep};
 use crate::raw::{Errno, syscall};
 
 /// The object at which threads wait.
@@ -40,6 +40,13 @@ impl Readiness {
         let one = 1u64;
         // SAFETY: write(2) reads eight bytes.
         let _ = unsafe { syscall(libc::SYS_write, [self.end as usize, &raw const one as usize, 8, 0, 0, 0]) };
+    }
+
+    /// After fork(2), in a child that does not use this value again: closes the child's copies, by which it could wake
+    /// its parent's threads for good.
+    pub fn close_in_child(&self) {
+        close_copy(self.descriptor, b"anon_inode:[eventpoll]");
+        close_copy(self.end, b"anon_inode:[eventfd]");
     }
 
     fn add(&self, watched: i32, events: i32) -> Result<(), Errno> {

@@ -12,8 +12,8 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use crate::own_descriptors;
 use crate::raw::{Errno, syscall};
+use crate::{descriptors, own_descriptors};
 
 /// Feature bits of `UFFDIO_API`.
 pub mod feature {
@@ -257,6 +257,14 @@ impl Uffd {
         let args = [own.descriptor as usize, self.descriptor as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
         // SAFETY: dup3(2) accesses no memory; the replaced userfaultfd is the parent's, where it stays open.
         unsafe { syscall(libc::SYS_dup3, args) }.map(|_| ())
+    }
+
+    /// After fork(2), in a child that does not use this value again: closes the child's copy of its parent's
+    /// userfaultfd, through which it could write to its parent's memory; without /proc, whatever has its number.
+    pub fn close_in_child(&self) {
+        if descriptors::has_name(self.descriptor as usize, b"anon_inode:[userfaultfd]") != Ok(false) {
+            own_descriptors::close(self.descriptor);
+        }
     }
 
     /// Protects the descriptor from being closed by the program.

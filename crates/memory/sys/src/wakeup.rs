@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use crate::atomic::{AtomicU32, Ordering};
-use crate::own_descriptors::{close, keep};
+use crate::own_descriptors::{close, close_copy, keep};
 use crate::raw::{Errno, syscall};
 
 const AWAKE: u32 = 0;
@@ -44,6 +44,12 @@ impl Wakeup {
         let new = ManuallyDrop::new(Self::new()?);
         self.state.store(AWAKE, Ordering::SeqCst);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
+    }
+
+    /// After fork(2), in a child that does not use this value again: closes the child's copy, by which it could wake
+    /// its parent's thread.
+    pub fn close_in_child(&self) {
+        close_copy(self.descriptor, b"anon_inode:[eventfd]");
     }
 
     /// Wakes the sleeper, or makes its next sleep return immediately.

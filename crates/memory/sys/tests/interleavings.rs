@@ -35,6 +35,7 @@ mod own_descriptors {
         number
     }
     pub fn close(_: i32) {}
+    pub fn close_copy(_: i32, _: &[u8]) {}
 }
 
 /// The atomics that the scheduler sees.

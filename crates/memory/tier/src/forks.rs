@@ -31,6 +31,13 @@ pub trait Forks {
     /// flight. Does nothing elsewhere.
     fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno>;
 
+    /// Called in a forked child that does not use the tier, nor its copy of this value, ever again: gives up all that
+    /// the child has of its parent's, descriptors and mappings included. So the child can neither read what its parent
+    /// stores, nor keep room or a device in use after its parent has closed the tier.
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.after_fork_in_child(false)
+    }
+
     /// Whether a forked child can still read what this process writes later, using only what this process knew at the
     /// fork.
     fn is_shared_by_family(&self) -> bool {
@@ -50,6 +57,10 @@ impl Forks for dyn Tier + '_ {
 
     fn after_fork_in_child(&self, inherits: bool) -> Result<(), Errno> {
         self.forks().map_or(Ok(()), |forks| forks.after_fork_in_child(inherits))
+    }
+
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.forks().map_or(Ok(()), |forks| forks.give_up_in_child())
     }
 
     fn is_shared_by_family(&self) -> bool {

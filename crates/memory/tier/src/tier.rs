@@ -183,7 +183,7 @@ pub trait Tier: Send + Sync {
     }
 
     /// The work to be done when the process forks. `None` when parent and child can both keep using the tier unchanged,
-    /// and each may read what the other writes.
+    /// each may read what the other writes, and a child that does not use the tier has nothing to give up.
     fn forks(&self) -> Option<&dyn Forks> {
         None
     }

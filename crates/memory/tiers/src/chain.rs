@@ -240,6 +240,10 @@ impl Forks for Chain {
         self.tiers().try_for_each(|tier| tier.after_fork_in_child(inherits))
     }
 
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.give_up_in_child())
+    }
+
     fn is_shared_by_family(&self) -> bool {
         self.tiers().any(|tier| tier.is_shared_by_family())
     }

@@ -33,7 +33,7 @@ use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::memory_file::{self, Folios};
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::transfer::{check_buffer, check_range};
-use aquifer_tier::{Activity, Cause, CompressionFigures, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
+use aquifer_tier::{Activity, Cause, CompressionFigures, Forks, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
 
 use self::cleaner::Buffers;
 use self::codec::{Compressor, Decoder};
@@ -252,6 +252,21 @@ impl Tier for Compressed {
 
     fn compression(&self) -> Option<CompressionFigures> {
         Some(self.memory.store.figures())
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Forks for Compressed {
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.memory.store.file.close_in_child();
+        Ok(())
     }
 }
 

@@ -27,10 +27,11 @@ use aquifer_nodes::{Machine, Tree};
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::dax_memory::{DaxMemory, Reach};
 use aquifer_sys::mapped_file::FileRange;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::safe_open::{self, Purpose};
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::transfer::{COPY_BYTES_MAX, check_buffer, check_range};
-use aquifer_tier::{Activity, OpenFailure, Tier, TierFailure, TierQueue};
+use aquifer_tier::{Activity, Forks, OpenFailure, Tier, TierFailure, TierQueue};
 use rustix::fs::{AtFlags, CWD, FlockOperation, StatxAttributes, StatxFlags};
 
 mod failure;
@@ -246,6 +247,20 @@ impl Tier for Dax {
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
         Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Forks for Dax {
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.memory.mapping.give_up_in_child()
     }
 }
 

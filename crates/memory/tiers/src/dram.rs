@@ -14,11 +14,12 @@ use std::sync::{Arc, OnceLock};
 use aquifer_core::units::ByteSize;
 use aquifer_sys::mapped_file::{FileRange, MappedFile};
 use aquifer_sys::own_descriptors::KeptFile;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::{FrameBuffer, direct_io};
 use aquifer_tier::memory_file::{self, Folios, file_bytes_max};
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::transfer::{COPY_BYTES_MAX, check_buffer, check_range, read_fully, write_fully};
-use aquifer_tier::{Activity, Cause, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
+use aquifer_tier::{Activity, Cause, Forks, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
 
 const NAME: &str = "dram";
 /// A smaller tier is of no use; a size like `4` is most likely a forgotten unit.
@@ -134,6 +135,23 @@ impl Tier for Dram {
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
         self.memory.map();
         Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Forks for Dram {
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        let mapped = self.memory.mapped.get().and_then(Option::as_ref);
+        mapped.map_or(Ok(()), MappedFile::give_up_in_child)?;
+        self.memory.file.close_in_child();
+        Ok(())
     }
 }
 

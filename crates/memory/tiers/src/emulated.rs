@@ -22,8 +22,8 @@ use aquifer_core::units::ByteSize;
 use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tier::plain_queue::Blocking;
 use aquifer_tier::{
-    Activity, Cause, Completion, OpenFailure, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierCounters, TierFailure,
-    TierFigures, TierQueue, Wait,
+    Activity, Cause, Completion, Forks, OpenFailure, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierCounters,
+    TierFailure, TierFigures, TierQueue, Wait,
 };
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
@@ -112,6 +112,10 @@ impl Tier for Emulated {
             free: (0..depth).collect(),
             timer,
         }))
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        self.dram.forks()
     }
 
     fn take_figures(&self) -> TierFigures {

@@ -480,6 +480,10 @@ impl<S: Sealing> Forks for SealedTier<S> {
         S::after_fork_in_child(&self.parts)
     }
 
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.parts.inner.give_up_in_child()
+    }
+
     fn is_shared_by_family(&self) -> bool {
         self.parts.inner.is_shared_by_family()
     }

@@ -21,10 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_sys::own_descriptors::KeptFile;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::{FrameBuffer, direct_io, uring};
 use aquifer_tier::plain_queue::{Blocking, PlainQueue};
 use aquifer_tier::transfer::{check_buffer, check_range, read_fully, write_fully};
-use aquifer_tier::{Activity, Cause, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
+use aquifer_tier::{Activity, Cause, Forks, OpenFailure, PAGE, Tier, TierFailure, TierQueue};
 
 use self::backing::{Backing, Kind};
 use self::queue::RingQueue;
@@ -146,6 +147,21 @@ impl Tier for Flash {
         let queue = RingQueue::new(Arc::clone(file), *capacity_bytes, depth)
             .map_err(|error| failure(Activity::Queue, 0, &error))?;
         Ok(Box::new(queue))
+    }
+
+    fn forks(&self) -> Option<&dyn Forks> {
+        Some(self)
+    }
+}
+
+impl Forks for Flash {
+    fn after_fork_in_child(&self, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.storage.file.close_in_child();
+        Ok(())
     }
 }
 

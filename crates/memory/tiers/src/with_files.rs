@@ -268,6 +268,11 @@ impl Forks for WithFiles {
         self.inner.after_fork_in_child(inherits)
     }
 
+    fn give_up_in_child(&self) -> Result<(), Errno> {
+        self.files.give_up_in_child();
+        self.inner.give_up_in_child()
+    }
+
     fn is_shared_by_family(&self) -> bool {
         self.inner.is_shared_by_family()
     }

@@ -65,7 +65,7 @@ pub(crate) struct Job {
 pub(crate) fn serve(shared: &Shared, stranger: Stranger, socket: TcpStream, peer: IpAddr, connection: u64) {
     let registered = match register(shared, socket, peer, connection) {
         Ok(registered) => registered,
-        Err(failure) => return shared.say(&format!("control channel from {}: {failure}", peer.to_canonical())),
+        Err(failure) => return shared.refuse(peer.to_canonical(), &failure.at_manager()),
     };
     drop(stranger);
     let Some((id, mut channel, jobs)) = registered else { return };
@@ -113,12 +113,13 @@ fn register<'a>(
     match outcome {
         Err(why) => {
             let refused = Refused::new(why);
-            shared.say(&format!("control channel from {}: not registered: {refused}", peer.to_canonical()));
+            shared.refuse(peer.to_canonical(), &format!("not registered: {refused}"));
             stream.send(number, &Message::Refused(refused))?;
             Ok(None)
         }
         Ok(id) => {
             stream.send(number, &Message::Welcome { version: chosen })?;
+            shared.refusals.forget(peer.to_canonical());
             let is_busy = Arc::new(AtomicBool::new(false));
             let jobs = shared.connect(&id, connection, own, Arc::clone(&is_busy));
             let channel = Channel {

@@ -86,6 +86,37 @@ impl fmt::Display for ChannelFailure {
     }
 }
 
+impl ChannelFailure {
+    /// The failure as the manager reports it, which checks the certificate of the other end.
+    pub(crate) fn at_manager(&self) -> String {
+        let Self::Distrust(distrust) = self else { return self.to_string() };
+        let line = match distrust {
+            Distrust::DonorExpired => {
+                "its certificate has expired or is not valid yet; let it join again, or have a new one signed"
+            }
+            Distrust::DonorRevoked => "its certificate was revoked; let it join again, or stop it",
+            Distrust::DonorUnlisted => {
+                "there is no list of revoked certificates of the authority that signed its certificate; add that list"
+            }
+            Distrust::DonorUnknown => {
+                "its certificate is signed by another authority; let it join again, or have it signed by this manager's"
+            }
+            Distrust::DonorUnusable => {
+                "its certificate is not one for a client; give it one that has extendedKeyUsage clientAuth, or none"
+            }
+            Distrust::OwnExpired => "it says that this manager's certificate has expired; renew it",
+            Distrust::OwnUnknown => {
+                "it says that this manager's certificate is signed by another authority; give it that authority"
+            }
+            Distrust::OwnUnusable => {
+                "it says that this manager's certificate is not one for a server; have another one signed"
+            }
+            _ => return self.to_string(),
+        };
+        line.to_owned()
+    }
+}
+
 impl std::error::Error for ChannelFailure {}
 
 impl From<io::Error> for ChannelFailure {

@@ -50,6 +50,7 @@ mod issuing;
 mod keeper;
 mod message;
 mod network;
+mod refusals;
 mod registrar;
 mod registration;
 mod renewal;

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -26,6 +26,7 @@ use crate::end::Refused;
 use crate::failure::NotStarted;
 use crate::issuing::Issuer;
 use crate::message::Report;
+use crate::refusals::Refusals;
 use crate::registration::{EndId, Kind};
 use crate::reports::Heard;
 use crate::roster::{Entry, Patterns, Roster};
@@ -101,6 +102,7 @@ pub(crate) struct Shared {
     pub(crate) side: RwLock<Option<Arc<DonorSide>>>,
     connected: Mutex<BTreeMap<EndId, Connected>>,
     pub(crate) strangers: Mutex<Strangers<TcpStream>>,
+    pub(crate) refusals: Refusals,
     lines: Mutex<Lines>,
     log: Box<dyn Fn(&str) + Send + Sync>,
     is_over: AtomicBool,
@@ -123,6 +125,13 @@ impl Shared {
 
     pub(crate) fn side(&self) -> Option<Arc<DonorSide>> {
         self.side.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reports why a peer has no channel; once, until the peer has registered.
+    pub(crate) fn refuse(&self, peer: IpAddr, why: &str) {
+        if self.refusals.is_new(peer, why) {
+            self.say(&format!("control channel from {peer}: {why}"));
+        }
     }
 
     /// Reports a line about a peer that anybody could cause.
@@ -215,6 +224,7 @@ impl Registrar {
             side: RwLock::new(side),
             connected: Mutex::default(),
             strangers: Mutex::default(),
+            refusals: Refusals::default(),
             lines: Mutex::default(),
             log,
             is_over: AtomicBool::new(false),

@@ -100,6 +100,8 @@ struct Site {
     issuing: Arc<Issuing>,
     directory: PathBuf,
     registrar: Registrar,
+    /// What the manager has logged.
+    said: Lines,
 }
 
 impl Site {
@@ -115,6 +117,7 @@ impl Site {
         let list = issuing.authority.revocations(&[], 1, now()).expect("signed");
         replace(&directory.join("revocations.pem"), &list.list).expect("written");
         *issuing.list.lock().expect("no panic") = Some(list);
+        let said = Lines::default();
         let settings = RegistrarSettings {
             listen: listen(),
             tls: Some(files_in(&directory, "manager.pem", "manager.pem")),
@@ -123,8 +126,8 @@ impl Site {
             hosts: Patterns(vec![format!("dns:{{id}}.host.{DOMAIN}")]),
         };
         let issuer = Some(Arc::clone(&issuing) as Arc<dyn Issuer>);
-        let registrar = Registrar::start_issuing(settings, Vec::new(), issuer, Box::new(|_| ())).expect("it starts");
-        Site { issuing, directory, registrar }
+        let registrar = Registrar::start_issuing(settings, Vec::new(), issuer, log(&said)).expect("it starts");
+        Site { issuing, directory, registrar, said }
     }
 
     /// Returns the files of an end with this name; the key has its own file if `is_split`.
@@ -257,6 +260,9 @@ fn a_revoked_end_is_cut_off_and_the_others_get_the_list() {
         lists.lock().expect("no panic").last().map(String::as_str) == Some(&*list.list)
     });
     assert!(count >= 1, "it had the list from the start");
+    wait_until("the manager says whose certificate was revoked", || {
+        has_line(&site.said, "control channel from 127.0.0.1: its certificate was revoked")
+    });
     drop((d1, d2));
     site.finish();
 }

@@ -16,6 +16,7 @@ mod check;
 mod quota;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,17 @@ pub enum Why {
     Shrunk,
     /// The volume leaves the host.
     Unbound,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Lost => "its bytes are lost",
+            Why::Replaced => "replaced",
+            Why::Shrunk => "the volume shrinks",
+            Why::Unbound => "the volume is unbound",
+        })
+    }
 }
 
 /// A member that may have been lent, and must be given back.
@@ -228,6 +240,11 @@ impl Desired {
     /// Returns the wanted volume with this name.
     pub fn volume_named(&self, name: &VolumeName) -> Option<(VolumeId, &Volume)> {
         self.volumes.named(name)
+    }
+
+    /// Returns what people call a volume: its name, or its id if there is no such volume.
+    pub fn called(&self, id: VolumeId) -> String {
+        self.volumes.get(&id).map_or_else(|| id.to_string(), |volume| volume.name.to_string())
     }
 
     /// Returns what the volumes of a zone take from pools, including what is still to be given back.

@@ -48,6 +48,7 @@ mod adopt;
 mod audit;
 mod bytes;
 mod cause;
+mod counted;
 mod declaration;
 mod desired;
 mod fencing;

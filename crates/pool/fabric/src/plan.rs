@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::bytes::Bytes;
+use crate::counted::counted;
 use crate::declaration::{Declaration, DeclaredVolume};
 use crate::desired::{Corrupt, Desired, Edit, Pool, Zone};
 use crate::id::{DonorId, HostId, Millis, PoolId, VolumeId, VolumeName, ZoneId};
@@ -83,13 +84,16 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SetPool(name, pool) => {
-                write!(f, "+ pool {name}: {} donors, {} devices", pool.donors.len(), pool.devices.len())?;
+                let (donors, devices) = (counted(pool.donors.len(), "donor"), counted(pool.devices.len(), "device"));
+                write!(f, "+ pool {name}: {donors}, {devices}")?;
                 match pool.overcommit_percent {
                     0 => Ok(()),
                     percent => write!(f, ", {percent} % more promised than there is"),
                 }
             }
-            Self::SetZone(name, zone) => write!(f, "+ zone {name}: quota {}, {} hosts", zone.quota, zone.hosts.len()),
+            Self::SetZone(name, zone) => {
+                write!(f, "+ zone {name}: quota {}, {}", zone.quota, counted(zone.hosts.len(), "host"))
+            }
             Self::Unbind(name, host) => write!(f, "- unbind volume {name} from host {host}"),
             Self::Release(name) => write!(f, "- release volume {name}"),
             Self::Shrink(name, from, to) => write!(f, "- shrink volume {name} from {from} to {to}"),

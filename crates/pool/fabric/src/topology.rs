@@ -9,6 +9,7 @@
 mod check;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,17 @@ impl LatencyClass {
     pub const ALL: [LatencyClass; 3] = [LatencyClass::Cxl, LatencyClass::Rdma, LatencyClass::Tcp];
 }
 
+/// As it is written after `--class`.
+impl fmt::Display for LatencyClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LatencyClass::Cxl => "cxl",
+            LatencyClass::Rdma => "rdma",
+            LatencyClass::Tcp => "tcp",
+        })
+    }
+}
+
 /// What fails as one. The narrowest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -53,6 +65,17 @@ pub enum FaultDomain {
 impl FaultDomain {
     /// Every one, the narrowest first.
     pub const ALL: [FaultDomain; 3] = [FaultDomain::Host, FaultDomain::Enclosure, FaultDomain::Rack];
+}
+
+/// As it is written after `--spread`.
+impl fmt::Display for FaultDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FaultDomain::Host => "host",
+            FaultDomain::Enclosure => "enclosure",
+            FaultDomain::Rack => "rack",
+        })
+    }
 }
 
 /// A chassis with hosts, donors, switches or devices.

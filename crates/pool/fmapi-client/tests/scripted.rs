@@ -87,7 +87,7 @@ fn failed_bind(status: BindingStatus) -> Client {
 }
 
 /// Two managers bind one after the other. The second one's bind fails before the first one asks how its own has ended:
-/// the first one was told that nothing had changed, and its device was bound.
+/// the first one was answered that nothing had changed, and its device was bound.
 #[test]
 fn a_bind_is_judged_by_the_state_even_if_the_last_one_failed() {
     let bind = BindVppb { port_id: 3, ld_id: BindVppb::NO_LD, ..Default::default() };

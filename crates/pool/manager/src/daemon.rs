@@ -182,7 +182,8 @@ async fn end_by(kind: SignalKind, service: Arc<Service>) {
 }
 
 fn url(config: &Config, address: SocketAddr) -> String {
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    // With an authority of its own, the manager has a certificate without [tls], too.
+    let scheme = if config.tls.is_some() || config.ca.is_some() { "https" } else { "http" };
     format!("{scheme}://{address}")
 }
 
@@ -202,4 +203,21 @@ pub fn run(config: &Config) -> Result<(), Failure> {
     }
     let ended = daemon.serve();
     if service.is_ending() { Ok(()) } else { Err(ended) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_that_has_a_certificate_is_reached_by_https() {
+        let url_with = |more: &str| {
+            let text = format!("state = \"s\"\n[peers]\nkind = \"simulated\"\n{more}");
+            let config = Config::parse(&text).expect("a configuration");
+            url(&config, config.listen)
+        };
+        assert_eq!(url_with(""), "http://127.0.0.1:7443");
+        assert_eq!(url_with("[tls]\ncertificate = \"c.pem\"\nkey = \"k.pem\"\n"), "https://127.0.0.1:7443");
+        assert_eq!(url_with("[ca]\n"), "https://127.0.0.1:7443", "its authority signs one for it");
+    }
 }

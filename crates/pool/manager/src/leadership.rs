@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_cxl_peers::Switches;
 use aquifer_state_store::{Campaign, Election, EtcdStore, StateStore};
@@ -37,6 +37,8 @@ use crate::writer::{Pace, Posted, Stop, Writer};
 const ORDERS_MAX: usize = 256;
 /// How often a standby checks whether the leadership is free. A failover takes the lease's time plus this.
 const LOOK: Duration = Duration::from_millis(500);
+/// What has been waited for for some time is looked at again after `1 / WAITED_PART` of that time.
+const WAITED_PART: u32 = 32;
 /// The pause after a term that ended at once, so that a broken manager does not take the leadership again and again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -126,10 +128,10 @@ impl Lead {
 
     /// Runs rounds: at once when something is posted, soon while something is under way, else now and then.
     fn rounds(&mut self, posted: &Receiver<Posted>, service: &Service, notify: &Notify) -> Stop {
-        let mut pace = Pace::Waiting;
+        let (mut pace, mut since) = (Pace::Waiting, Instant::now());
         loop {
             notify.alive();
-            let wait = self.wait(pace, service.shared.audit.is_under_way());
+            let wait = self.wait(pace, since.elapsed(), service.shared.audit.is_under_way());
             let mut taken: Vec<Posted> = match posted.recv_timeout(notify.wait_max(wait)) {
                 Ok(first) => vec![first],
                 // The sender lives as long as this manager leads.
@@ -138,6 +140,9 @@ impl Lead {
             taken.extend(posted.try_iter().take(ORDERS_MAX));
             if service.is_ending() {
                 return Stop::Ended;
+            }
+            if pace != Pace::Waiting || !taken.is_empty() {
+                since = Instant::now();
             }
             match self.writer.round(taken, now()) {
                 Ok(next) => pace = next,
@@ -149,16 +154,25 @@ impl Lead {
         }
     }
 
-    /// Returns how long to wait for orders before the next round. Every end is queried once within `idle-ms`.
-    fn wait(&self, pace: Pace, is_checking: bool) -> Duration {
-        let (busy, idle) = (Duration::from_millis(self.rounds.busy_ms), Duration::from_millis(self.rounds.idle_ms));
+    /// Returns how long to wait for orders before the next round. Every end is queried once within `idle-ms`. `waited`
+    /// is how long the same thing has been waited for.
+    fn wait(&self, pace: Pace, waited: Duration, is_checking: bool) -> Duration {
+        let busy = Duration::from_millis(self.rounds.busy_ms);
+        let idle = (Duration::from_millis(self.rounds.idle_ms) / self.writer.turns()).max(busy);
         match pace {
             Pace::Moving => Duration::ZERO,
-            Pace::Waiting => busy,
+            Pace::Waiting => wait_again(busy, idle, waited),
             Pace::Idle if is_checking => busy,
-            Pace::Idle => (idle / self.writer.turns()).max(busy),
+            Pace::Idle => idle,
         }
     }
+}
+
+/// Returns how long to wait until something is looked at again that has been waited for as long as `waited`: at first
+/// `busy`, later a small part of what it has taken so far, and at most `idle`. An unbound volume may be waited for
+/// until its programs end, which may be days.
+fn wait_again(busy: Duration, idle: Duration, waited: Duration) -> Duration {
+    (waited / WAITED_PART).clamp(busy, idle)
 }
 
 fn read_list(service: &Service, store: &ManagerStore) -> Result<(), NotLed> {

@@ -65,7 +65,7 @@ impl fmt::Display for Act {
             Self::Apply(_) => f.write_str("apply a declaration"),
             Self::Bind(name, host) => write!(f, "bind volume {name} to host {host}"),
             Self::Create(name, spec) => write!(f, "create volume {name} of {}", spec.size),
-            Self::DeclareDead(host) => write!(f, "declare host {host} dead"),
+            Self::DeclareDead(host) => write!(f, "declare host {host} gone"),
             Self::Drain(donor, true) => write!(f, "drain donor {donor}"),
             Self::Drain(donor, false) => write!(f, "use donor {donor} again"),
             Self::Move(name, Some(donor)) => write!(f, "move volume {name} off donor {donor}"),
@@ -73,7 +73,7 @@ impl fmt::Display for Act {
             Self::Release(name, false) => write!(f, "release volume {name}"),
             Self::Release(name, true) => write!(f, "release volume {name}, bound or not"),
             Self::Resize(name, size) => write!(f, "resize volume {name} to {size}"),
-            Self::Retire(donor) => write!(f, "retire donor {donor}"),
+            Self::Retire(donor) => write!(f, "declare donor {donor} gone"),
             Self::Switch(act) => act.fmt(f),
             Self::Unbind(name) => write!(f, "unbind volume {name}"),
         }

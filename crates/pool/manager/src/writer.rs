@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use aquifer_fabric::{
     Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
-    settle_some,
+    Unrepaired, settle_some,
 };
 
 use crate::manager_store::{Entry, ManagerStore};
@@ -133,7 +133,7 @@ impl Writer {
         let mut orders = Vec::new();
         for one in posted {
             match one {
-                // Who waits for a refused errand was told.
+                // The caller of a refused errand has its answer already.
                 Posted::Errand(errand) => match errand(&mut self.store) {
                     Err(failure) if !failure.is_refused() => return Err(failure.into()),
                     Ok(()) | Err(_) => {}
@@ -201,10 +201,11 @@ impl Writer {
         if desired.version != version {
             entries.push(Entry::new("aquifer-fabricd", "replace members that are drained, lost or silent"));
         }
-        self.unrepaired = unrepaired
-            .iter()
-            .map(|one| format!("member {} of volume {} cannot be replaced: {}", one.member, one.volume, one.refusal))
-            .collect();
+        let called = |one: &Unrepaired| {
+            let (volume, refusal) = (desired.called(one.volume), &one.refusal);
+            format!("member {} of volume {volume} cannot be replaced: {refusal}", one.member)
+        };
+        self.unrepaired = unrepaired.iter().map(called).collect();
     }
 
     /// Sends what is due.

@@ -30,6 +30,11 @@ pub enum BorrowFailure {
         /// Why not.
         distrust: Distrust,
     },
+    /// The donor lends nothing to this borrower.
+    LendsNothing {
+        /// Where.
+        address: String,
+    },
     /// The donor lends less than was requested.
     LendsTooLittle {
         /// Where.
@@ -172,6 +177,11 @@ impl fmt::Display for BorrowFailure {
                  check the network to them"
             ),
             BorrowFailure::Member { failure } => write!(f, "{failure}"),
+            BorrowFailure::LendsNothing { address } => write!(
+                f,
+                "the donor at {address} lends this program nothing: its tenant has a quota of 0, or the donor takes its \
+                 memory back; raise the quota (--quota, --tenants), or borrow from another donor"
+            ),
             BorrowFailure::LendsTooLittle { address, wanted_bytes, lendable_bytes } => write!(
                 f,
                 "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
@@ -239,6 +249,7 @@ mod tests {
                 BorrowFailure::NoAnswer { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },
                 "see what it says",
             ),
+            (BorrowFailure::LendsNothing { address: "host:7000".into() }, "raise the quota"),
             (
                 BorrowFailure::LendsTooLittle { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
                 "less with size=",

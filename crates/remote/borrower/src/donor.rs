@@ -128,8 +128,7 @@ impl Donor {
     ) -> Result<Donor, BorrowFailure> {
         let lendable_bytes = greeting.lendable_bytes;
         if lendable_bytes == 0 {
-            let (address, source) = (spec.address.clone(), io::Error::other(Refusal::Ending));
-            return Err(BorrowFailure::NoAnswer { address, source });
+            return Err(BorrowFailure::LendsNothing { address: spec.address.clone() });
         }
         let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
         if wanted_bytes < SLAB_BYTES {

@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::ByteSize;
 use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{DonorStatus, HEADER_BYTES, Header, Message, Refusal, STATUS_BYTES};
+use aquifer_wire::{DonorStatus, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES, STATUS_BYTES};
 use rustix::process::geteuid;
 
 use crate::listener::Shared;
@@ -106,10 +107,7 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
         Ok(Message::Reclaim { bytes, within_ms }) => {
             let within = Duration::from_millis(within_ms);
             let left = shared.service.reclaim(bytes, within);
-            let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{} MiB", bytes >> 20) };
-            let left_mib = left >> 20;
-            let line = format!("reclaiming {wants} as ordered: borrowers have {within:?} to give back {left_mib} MiB");
-            shared.service.counters.say(&line);
+            shared.service.counters.say(&ordered(bytes, left, within));
             (Message::Reclaiming { bytes: left }, Vec::new())
         }
         Ok(Message::Status) => (Message::StatusReport, shared.service.status(shared.count()).encode().to_vec()),
@@ -119,6 +117,19 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     let number = request.map_or(0, |header| header.request);
     stream.write_all(&Header::new(number, answer, &body).encode())?;
     stream.write_all(&body)
+}
+
+/// Returns the line about an order to reclaim memory, of which borrowers still have `left` bytes.
+fn ordered(bytes: u64, left: u64, within: Duration) -> String {
+    let wants = if bytes == crate::EVERY_BYTE {
+        "everything".to_owned()
+    } else {
+        ByteSize(bytes.div_ceil(SLAB_BYTES).saturating_mul(SLAB_BYTES)).to_string()
+    };
+    if left == 0 {
+        return format!("reclaiming {wants} as ordered: borrowers have nothing to give back");
+    }
+    format!("reclaiming {wants} as ordered: borrowers have {within:?} to give back {}", ByteSize(left))
 }
 
 /// Why a request to a donor on this machine failed.
@@ -182,4 +193,20 @@ fn ask(control: &Path, message: Message, into: &mut [u8]) -> Result<Message, Con
     stream.read_exact(into)?;
     header.check_body(into).map_err(ControlFailure::Refused)?;
     Ok(header.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_about_an_order_says_what_borrowers_have_to_give_back() {
+        let minute = Duration::from_secs(60);
+        let line = "reclaiming 2MiB as ordered: borrowers have nothing to give back";
+        assert_eq!(ordered(5, 0, minute), line, "in whole slabs");
+        let line = "reclaiming 16GiB as ordered: borrowers have 60s to give back 4MiB";
+        assert_eq!(ordered(16 << 30, 4 << 20, minute), line);
+        let line = "reclaiming everything as ordered: borrowers have nothing to give back";
+        assert_eq!(ordered(crate::EVERY_BYTE, 0, minute), line);
+    }
 }

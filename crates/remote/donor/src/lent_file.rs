@@ -87,25 +87,15 @@ impl LentFile {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a slab this borrower's, with this token. Fails if there is no memory for it.
+    /// Makes a slab this borrower's, with this token. Fails if there is no memory for it; what was allocated stays
+    /// until the slab is wiped, because another grant may have provided the same slab meanwhile.
     pub(crate) fn provide(&self, slab: LentSlab, token: u64) -> io::Result<()> {
-        let is_new = self.held().insert(slab);
-        let at = slab.offset();
-        match self.allocate(at, SLAB_BYTES) {
-            Ok(()) => {
-                // Of two grants for the same slab, the later one has the greater token. Release pairs with the
-                // borrower's read of the status page.
-                self.status_page.words()[slab.index()].fetch_max(token, Ordering::Release);
-                Ok(())
-            }
-            Err(errno) => {
-                if is_new {
-                    let _ = punch_hole(&self.data, at, SLAB_BYTES);
-                    self.held().remove(&slab);
-                }
-                Err(errno.into())
-            }
-        }
+        self.held().insert(slab);
+        self.allocate(slab.offset(), SLAB_BYTES)?;
+        // Of two grants for the same slab, the later one has the greater token. Release pairs with the borrower's read
+        // of the status page.
+        self.status_page.words()[slab.index()].fetch_max(token, Ordering::Release);
+        Ok(())
     }
 
     fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {

@@ -90,7 +90,8 @@ impl LentFiles {
         is_last
     }
 
-    /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before.
+    /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before. The slab
+    /// has a home in either case: another grant may provide it meanwhile, and the wiper must find what is allocated.
     pub(crate) fn provide(&self, who: BorrowerId, slab: LentSlab, token: u64) -> Result<(), (bool, io::Error)> {
         let mut state = self.state();
         let had_it = state.homes.contains_key(&slab);
@@ -98,12 +99,7 @@ impl LentFiles {
         let file = Arc::clone(&session.file);
         state.homes.insert(slab, Arc::clone(&file));
         drop(state);
-        file.provide(slab, token).map_err(|error| {
-            if !had_it {
-                self.state().homes.remove(&slab);
-            }
-            (had_it, error)
-        })
+        file.provide(slab, token).map_err(|error| (had_it, error))
     }
 
     pub(crate) fn discard(&self, access: &Access, bytes: u64) {
@@ -124,5 +120,35 @@ impl LentFiles {
     pub(crate) fn take_back(&self, who: BorrowerId) -> bool {
         let file = self.state().sessions.get(&who).map(|session| Arc::clone(&session.file));
         file.is_some_and(|file| file.take_back())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_sys::shared_segment::SharedView;
+
+    use super::*;
+
+    /// Two processes asked for the same range, and there was memory only for the one that asked later: the refusal of
+    /// the first one then took the memory from under the other one's valid token.
+    #[test]
+    fn a_slab_without_memory_stays_in_its_file_until_it_is_wiped() {
+        let files = FileSystem::new(SLAB_BYTES);
+        if matches!(files, FileSystem::Kernels) {
+            aquifer_test_support::skip("a tmpfs of our own is refused");
+            return;
+        }
+        let files = LentFiles { files, slabs: 2, node: None, state: Mutex::default() };
+        let (who, [first, second]) = (BorrowerId(7), [0, 1].map(LentSlab));
+        let file = files.enter(who).expect("a file");
+        let status_page = SharedView::open(file.descriptors()[1]).expect("it was made here");
+        files.provide(who, first, 1).expect("there is room for one");
+        let (had_it, _) = files.provide(who, second, 2).expect_err("there is room for one");
+        assert!(!had_it && files.state().homes.contains_key(&second));
+        files.wipe(first, &mut || ());
+        files.provide(who, second, 3).expect("there is room again");
+        assert_eq!(status_page.load(1), 3);
+        files.wipe(second, &mut || ());
+        assert_eq!((files.state().homes.len(), status_page.load(1)), (0, 0));
     }
 }

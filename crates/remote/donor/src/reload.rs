@@ -84,12 +84,19 @@ fn reload(shared: &Shared) {
     match settings.security.protection(settings.revocations.as_deref()) {
         Ok(protection) => {
             shared.protect(protection);
-            say("the certificates, keys and revocation lists were reloaded");
+            if matches!(settings.security, Security::Tls(_)) {
+                say("the certificates, keys and revocation lists were reloaded");
+            }
         }
         Err(failure) => say(&format!("new certificates were not loaded, and the previous ones stay in use: {failure}")),
     }
     match settings.limits() {
-        Ok(limits) => shared.service.set_limits(limits),
+        Ok(limits) => {
+            shared.service.set_limits(limits);
+            if settings.tenants.is_some() {
+                say("the limits of tenants were reloaded");
+            }
+        }
         Err(failure) => say(&format!("new limits were not loaded, and the previous ones stay in force: {failure}")),
     }
 }

@@ -138,7 +138,7 @@ fn one_notice_can_revoke_every_lease_and_a_shorter_time_is_notified_again() {
     assert_eq!(lendable_bytes, 0);
     let spec = format!("donor:{},security=plain", donor.address());
     let reported = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
-    assert!(reported.contains("takes memory back"), "{reported}");
+    assert!(reported.contains("takes its memory back"), "{reported}");
 }
 
 fn write(tier: &dyn Tier, offset: u64, version: u64) {

@@ -352,7 +352,7 @@ fn an_array_says_that_a_member_is_lost_because_it_is_revoked() {
     }
     let line = format!("the donor at {one} is not used any more: its certificate was revoked, says the list in crl=");
     assert!(said.len() == 1 && said[0].starts_with(&line), "{said:?}");
-    assert!(said[0].contains("; others have that, and get it; borrow from another donor"), "{said:?}");
+    assert!(said[0].contains("; other donors have what it held; borrow from another donor"), "{said:?}");
     wait_until(&site.donor, |status| status.figure(Figure::Connections) == 0);
     site.revoke(&[]);
     while said.len() == 1 {

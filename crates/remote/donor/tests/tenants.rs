@@ -103,6 +103,7 @@ fn a_file_says_what_each_tenant_may_and_is_read_again_when_it_changes() {
         assert!(begun.elapsed() < TIMEOUT, "{lines:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+    wait_for_line(&lines, "the limits of tenants were reloaded");
     for (file, cause) in [("/nowhere/tenants", "No such file"), ("/dev/zero", "it has more than 16777216 bytes")] {
         let wrong = Settings { tenants: Some(file.into()), ..secure(good(), 1) };
         let reported = Donor::start(wrong, Box::new(|_| ())).err().expect("it does not start");

@@ -23,6 +23,7 @@ use serde_json::json;
 use super::{DonorArgs, cannot, metrics, notify, word};
 use crate::exit::{ExitCode, Failure, say};
 use crate::output;
+use crate::run::{Allowed, Limit};
 
 /// Lends until a signal ends the donor and borrowers have returned the lent memory.
 pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
@@ -36,6 +37,10 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     heeded.thread_block().map_err(no_signals)?;
     let hurry = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(no_signals)?;
     allow_descriptors();
+    if matches!(settings.source, Source::Anonymous | Source::Memfd) {
+        let offered = ByteSize(settings.capacity_bytes);
+        Allowed::read().ok().and_then(|allowed| beyond(offered, &allowed)).iter().for_each(|line| say(line));
+    }
     let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
     let scraped_at = args.metrics.map(|address| metrics::serve(address, donor.observer())).transpose()?;
     output::print(&announcement(args, &settings, &donor, scraped_at))?;
@@ -121,6 +126,20 @@ fn shared(asked_for: &Source) -> Result<Source, Failure> {
     }
 }
 
+/// Returns a warning if the donor may lend more than it can have. The kernel takes pages only when memory is lent, so
+/// nothing else reports that before it is too late.
+fn beyond(size: ByteSize, allowed: &Allowed) -> Option<String> {
+    let (most, remedy) = match &allowed.limit {
+        Some(Limit { bytes, file }) => (
+            format!("this cgroup may have ({bytes}, {})", file.display()),
+            format!("lend less than {bytes}, or raise the cgroup's limit"),
+        ),
+        None => (format!("this machine's memory ({})", allowed.machine), format!("lend less than {}", allowed.machine)),
+    };
+    let cause = format!("--size {size} is more than {most}, so the kernel may end the donor before all of it is lent");
+    (size > allowed.bytes()).then(|| format!("{cause}; {remedy}"))
+}
+
 /// Raises the limit on open files. Each connection takes a descriptor, and the usual soft limit of 1024 exists for
 /// programs that use select(2).
 fn allow_descriptors() {
@@ -168,4 +187,26 @@ fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at
         "lends {} of {source} memory at {address} {how}{also}\nborrow it with --tier donor:{way}{address},{options}\n",
         ByteSize(capacity)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_donor_that_offers_more_than_it_can_have_says_so() {
+        let machine = ByteSize(16 << 30);
+        let whole = Allowed { machine, limit: None };
+        assert_eq!(beyond(machine, &whole), None);
+        let line = "--size 64GiB is more than this machine's memory (16GiB), so the kernel may end the donor before all \
+                    of it is lent; lend less than 16GiB";
+        assert_eq!(beyond(ByteSize(64 << 30), &whole).as_deref(), Some(line));
+
+        let limit = Limit { bytes: ByteSize(8 << 30), file: "/sys/fs/cgroup/a/memory.max".into() };
+        let part = Allowed { machine, limit: Some(limit) };
+        assert_eq!(beyond(ByteSize(8 << 30), &part), None);
+        let line = "--size 12GiB is more than this cgroup may have (8GiB, /sys/fs/cgroup/a/memory.max), so the kernel \
+                    may end the donor before all of it is lent; lend less than 8GiB, or raise the cgroup's limit";
+        assert_eq!(beyond(ByteSize(12 << 30), &part).as_deref(), Some(line));
+    }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{ControlFailure, EVERY_BYTE};
 use aquifer_wire::{DonorStatus, Figure};
+use clap::ArgGroup;
 use serde_json::json;
 
 use crate::duration::duration;
@@ -30,7 +31,7 @@ const WIPE: Duration = Duration::from_secs(30);
 /// their contents. An idle program gets the notice within a third of a lease. The command waits until the memory is
 /// free; interrupting it does not cancel the reclaim.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = "\
+#[command(group = ArgGroup::new("amount").args(["bytes", "all"]).required(true), after_long_help = "\
 Examples:
   aquifer donor reclaim /run/donor.sock --bytes 16GiB
   aquifer donor reclaim /run/donor.sock --all --within 10m --json")]
@@ -40,7 +41,7 @@ pub struct ReclaimArgs {
     control: PathBuf,
 
     /// How much, for example 16GiB; in whole slabs of 2 MiB
-    #[arg(long, value_name = "SIZE", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(long, value_name = "SIZE")]
     bytes: Option<ByteSize>,
 
     /// All of the donor's memory

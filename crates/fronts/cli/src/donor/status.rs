@@ -12,6 +12,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_donor::{Address, StatusFailure, to_prometheus};
 use aquifer_terminal::{columns, width};
 use aquifer_wire::{DonorStatus, Figure, Refusal};
+use clap::ArgGroup;
 use serde_json::{Map, Value};
 
 use crate::exit::{ExitCode, Failure};
@@ -22,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Show the figures of a donor
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = "\
+#[command(group = ArgGroup::new("donor").args(["address", "control"]).required(true), after_long_help = "\
 Examples:
   aquifer donor status 10.0.0.2:7411 \\
     --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
@@ -31,11 +32,11 @@ Examples:
   aquifer donor status --control /run/donor.sock --prometheus  a donor on this machine")]
 pub struct StatusArgs {
     /// Where the donor listens; unix:PATH for a socket on this machine
-    #[arg(value_name = "HOST:PORT", required_unless_present = "control")]
+    #[arg(value_name = "HOST:PORT")]
     address: Option<String>,
 
     /// Ask a donor on this machine through its control socket, which needs no certificates
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["address", "tls_cert", "tls_key", "tls_ca", "tls_name"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca", "tls_name"])]
     control: Option<PathBuf>,
 
     #[command(flatten)]

@@ -9,9 +9,9 @@
 //! again goes to main. Changed, because hits on resident blocks are invisible here:
 //!
 //! - The second chance is the standby list: a victim touched there returns as `Rescued`, into main.
-//! - The paper counts hits, and a block of main with hits goes round again. Here early returns are counted: rescues, and
-//!   refaults at less than half of the mean distance. Each consecutive one doubles the rounds that the block makes in
-//!   main before it is tested again, since a test costs two exchanges or a fetch. A later refault takes one off.
+//! - The paper counts hits, and a block of main with hits goes round again. Here early returns are counted: rescues,
+//!   and refaults at less than half of the mean distance. Each consecutive one doubles the rounds that the block makes
+//!   in main before it is tested again, since a test costs two exchanges or a fetch. A later refault takes one off.
 //! - No ghost queue: an absent block carries a note saying when it was evicted.
 //! - The paper moves every ghost hit to main. On a cyclic scan a little larger than memory every arrival is a ghost
 //!   hit, and main becomes a FIFO that never hits. Here a refaulting block enters main only if main has room, unless it

@@ -49,10 +49,15 @@ pub(super) struct PinSlot {
     /// Zero while nothing is pinned.
     pub(super) end: AtomicU64,
     /// The pages it keeps from eviction: whole blocks. Zero while the slot is free.
-    weight: AtomicU64,
+    pub(super) weight: AtomicU64,
 }
 
 impl PinSlot {
+    /// Whether it pins any of the pages `start..end`, or a page right before or behind them.
+    pub(super) fn touches(&self, start: PageIndex, end: PageIndex) -> bool {
+        self.end.load(Ordering::SeqCst) >= start.0.max(1) && self.start.load(Ordering::SeqCst) <= end.0
+    }
+
     /// Whether it pins any of the pages `start..end`.
     pub(super) fn overlaps(&self, start: PageIndex, end: PageIndex) -> bool {
         self.end.load(Ordering::SeqCst) > start.0 && self.start.load(Ordering::SeqCst) < end.0

@@ -3,8 +3,8 @@
 
 //! Reads blocks from the tier into frames and writes them back, on the calling thread or through the worker's queue.
 //!
-//! A read that fails temporarily is retried a few times. If the bytes are not those that were written back, every other
-//! way to the tier is tried before the block counts as lost.
+//! A read that fails temporarily is repeated for some seconds. If the bytes are not those that were written back, every
+//! other way to the tier is tried before the block counts as lost.
 //!
 //! Transfers on the calling thread may run in a signal handler and do not allocate. Next on the path: the tier
 //! (`tier/src/tier.rs`; `tiers/src/flash.rs`, for example), then `frames.rs`, which has the bytes checked.
@@ -26,8 +26,10 @@ use crate::frame_area::FrameArea;
 use crate::pager::Pager;
 use crate::shard::ShardView;
 
-/// Tries of one read that fails temporarily.
-const READ_TRIES: u32 = 5;
+/// How long one read that fails temporarily is repeated, and the pause before each repetition. A choice: the
+/// block is lost afterwards, and the kernel may need seconds to find memory.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+const READ_PAUSE: Duration = Duration::from_millis(2);
 /// How long to wait for a way that needs an unreachable donor: as long as the tier waits for a donor that may return
 /// (`borrower/src/array/copies.rs`), with some time to spare.
 const WAYS_TIMEOUT: Duration = Duration::from_secs(7);
@@ -48,16 +50,18 @@ impl Store for ShardView<'_> {
 
     fn read(&self, slot: Slot, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
         let mut buffer = self.shard.area.buffer(frame, start, len);
-        let mut tries = 0;
+        let mut first_failed_ns = None;
         loop {
             let Err(failure) = self.tier.read(slot.offset_of(start), &mut buffer) else {
                 self.count_copy(len);
                 return Ok(());
             };
-            tries += 1;
-            if failure.disposition() != Disposition::Retry || tries > READ_TRIES {
+            let now_ns = now_ns();
+            let lasts = Duration::from_nanos(now_ns.saturating_sub(*first_failed_ns.get_or_insert(now_ns)));
+            if failure.disposition() != Disposition::Retry || lasts > READ_TIMEOUT {
                 return Err(failure);
             }
+            signals::sleep(READ_PAUSE);
         }
     }
 

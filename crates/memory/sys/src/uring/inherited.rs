@@ -11,7 +11,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{descriptors, own_descriptors, thread_slot};
+use crate::{own_descriptors, thread_slot};
 
 /// Each number below this has a bit. A child keeps its copies of higher ones, and does not use them.
 const NUMBERS_MAX: usize = 1 << 16;
@@ -46,11 +46,7 @@ pub fn close_inherited() {
         let mut bits = word.swap(0, Ordering::AcqRel);
         while bits != 0 {
             let number = index * 64 + bits.trailing_zeros() as usize;
-            // The program may have closed the ring by its number, and have opened something else under it. Without
-            // /proc the copy stays open, which harms less than the loss of a file of the program's.
-            if descriptors::is(number, b"anon_inode:[io_uring]") {
-                own_descriptors::close(number as RawFd);
-            }
+            own_descriptors::close_copy(number as RawFd, b"anon_inode:[io_uring]");
             bits &= bits - 1;
         }
     }

@@ -75,6 +75,12 @@ pub(super) fn steps(view: &View, status: &BTreeMap<MemberKey, MemberStatus>) -> 
     steps
 }
 
+/// Returns a member in words that a person knows: its donor, or its number if the view does not list it any more.
+pub(super) fn in_words(view: &View, key: MemberKey) -> String {
+    let member = view.members.iter().find(|member| member.member == key.0);
+    member.map_or_else(|| format!("member {}", key.0), |member| format!("the donor at {}", member.address))
+}
+
 /// What the program has done about the view. `refused`: members whose drain could not begin.
 pub(super) fn progress(
     view: &View,
@@ -129,6 +135,8 @@ mod tests {
         let done =
             status(&[(1, DRAINING), (2, MemberStatus::Present), (3, MemberStatus::Present), (4, MemberStatus::Left)]);
         assert!(super::steps(&view, &done).is_empty());
+        assert_eq!(in_words(&view, MemberKey(4)), "the donor at d:4");
+        assert_eq!(in_words(&view, MemberKey(5)), "member 5", "the view does not list it");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use aquifer_sys::peer_credentials::PeerCredentials;
 use aquifer_sys::raw::random;
 use aquifer_tier::{MemberKey, MemberStatus, Membership, OpenFailure};
 
-use super::changes::{Step, progress, steps};
+use super::changes::{Step, in_words, progress, steps};
 use super::link::{CLOSE_WAIT, Link, Use};
 use super::{PoolFailure, PoolSpec, closings};
 
@@ -229,10 +229,10 @@ impl Following {
             }
             let (outcome, done) = match &step {
                 Step::Join(newcomer) => (array.join(newcomer), format!("the donor at {} has joined", newcomer.address)),
-                Step::Drain(_) => (array.drain(key), format!("member {} is being drained", key.0)),
+                Step::Drain(_) => (array.drain(key), format!("{} is being drained", in_words(&view, key))),
                 Step::Leave(_) => {
                     array.leave(key);
-                    (Ok(()), format!("member {} was let go", key.0))
+                    (Ok(()), format!("{} was let go", in_words(&view, key)))
                 }
             };
             match outcome {

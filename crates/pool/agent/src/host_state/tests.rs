@@ -118,7 +118,7 @@ fn how_far_programs_are_is_in_no_view_and_needs_no_disk() {
     let (revision, stored) = (bench.host_state.revision(), bench.host_state.to_store());
     for slabs in [7, 5] {
         bench.progress(1, 1, Progress::Draining { slabs, is_stalled: false });
-        assert_eq!(bench.state(1), Some(MemberState::Leaving { left: Bytes::slabs(slabs) }), "managers are told");
+        assert_eq!(bench.state(1), Some(MemberState::Leaving { left: Bytes::slabs(slabs) }), "managers see it");
         assert_eq!((bench.host_state.revision(), bench.host_state.to_store()), (revision, stored.clone()));
     }
     bench.host_state.disconnect(id(1));

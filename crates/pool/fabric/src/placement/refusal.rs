@@ -166,7 +166,7 @@ impl fmt::Display for Refusal {
         match self {
             Self::Bound { volume, host } => write!(f, "volume {volume} is bound to host {host}; unbind it there first"),
             Self::DeadHost { host } => {
-                write!(f, "host {host} was declared dead; restart it, so that it has nothing left")
+                write!(f, "host {host} was declared gone; restart it, so that it has nothing left")
             }
             Self::DonorFull { donor, wanted, free } => write!(
                 f,
@@ -181,7 +181,9 @@ impl fmt::Display for Refusal {
                 f,
                 "the labels are too many or too long; give {LABELS_MAX} at most, of {LABEL_BYTES_MAX} bytes each"
             ),
-            Self::NameTaken { name } => write!(f, "a volume {name} exists; choose another name, or release that one"),
+            Self::NameTaken { name } => {
+                write!(f, "there is already a volume {name}; choose another name, or release that one")
+            }
             Self::NoVppb { host } => write!(
                 f,
                 "host {host} has no vPPB that is known to be free; unbind an LD there, use a donor's slabs, or wait until \
@@ -189,13 +191,13 @@ impl fmt::Display for Refusal {
             ),
             Self::NotElsewhere { pool, class, wanted, source } => write!(
                 f,
-                "pool {pool} has no {wanted} in one place at class {class:?} or faster, other than on {source}; add \
+                "pool {pool} has no {wanted} in one place at class {class} or faster, other than on {source}; add \
                  donors, or release volumes"
             ),
             Self::NotEnough { pool, class, wanted, free } => write!(
                 f,
-                "pool {pool} has {free} free at class {class:?} or faster, {wanted} were asked for; add donors, release \
-                 volumes, or ask for less"
+                "pool {pool} has {free} free at class {class} or faster, and {wanted} were asked for; add donors, \
+                 release volumes, or ask for less"
             ),
             Self::Quota { zone, quota, used, wanted } => write!(
                 f,
@@ -217,7 +219,7 @@ impl fmt::Display for Refusal {
             ),
             Self::TooFewDomains { pool, domain, needed, found } => write!(
                 f,
-                "{needed} members need as many fault domains ({domain:?}), and {found} of pool {pool} have room; add \
+                "{needed} members need as many fault domains ({domain}), and pool {pool} has room in {found}; add \
                  donors elsewhere, or ask for less redundancy or a narrower spread"
             ),
             Self::TooManySpans { size } => write!(

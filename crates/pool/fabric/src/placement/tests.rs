@@ -68,7 +68,7 @@ fn members_of_a_span_are_in_distinct_fault_domains() {
     let refusal = place(&mut capacity, &spec(Bytes::gib(1), PARITY, FaultDomain::Rack, 1)).expect_err("two racks");
     assert_eq!(
         refusal.to_string(),
-        "6 members need as many fault domains (Rack), and 2 of pool main have room; add donors elsewhere, or ask for less \
+        "6 members need as many fault domains (rack), and pool main has room in 2; add donors elsewhere, or ask for less \
          redundancy or a narrower spread"
     );
     place(&mut capacity, &spec(Bytes::gib(1), PARITY, FaultDomain::Enclosure, 1)).expect("eight enclosures");

@@ -86,6 +86,10 @@ fn at_agent(
 ) {
     let unbound = members.iter().filter(|leaving| leaving.why == Why::Unbound);
     let unbound: Vec<MemberId> = unbound.map(|leaving| leaving.member.id).collect();
+    let stays = |member: &MemberId| report.member(id, *member).is_some() && report.trouble_of(id, *member).is_none();
+    if unbound.iter().any(stays) {
+        round.waiting.push(Waiting { volume: id, reason: Reason::StillUsed { host: host.clone() } });
+    }
     for leaving in members {
         let member = leaving.member.id;
         if let Some(why) = report.trouble_of(id, member) {

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
+use crate::counted::counted;
 use crate::desired::Why;
 use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, Token, VolumeId, VolumeName, VppbAddress};
 use crate::volume::{Place, Presentation, Redundancy, Source};
@@ -253,15 +254,15 @@ impl fmt::Display for Named<'_> {
                 write!(f, "donor {donor} lends {bytes} to host {host} for {}/{member}", named(volume))
             }
             Step::Join { host, volume, members } => {
-                write!(f, "host {host} takes {} members into {}", members.len(), named(volume))
+                write!(f, "host {host} takes {} into {}", counted(members.len(), "member"), named(volume))
             }
             Step::Leave { host, volume, members, why } => {
-                write!(f, "host {host} lets {} members of {} go ({why:?})", members.len(), named(volume))
+                write!(f, "host {host} lets {} of {} go ({why})", counted(members.len(), "member"), named(volume))
             }
             Step::Present { host, volume, name, members, .. } => {
                 write!(f, "host {host} presents {}", named(volume))?;
                 name.iter().filter(|_| self.name.is_none()).try_for_each(|name| write!(f, " ({name})"))?;
-                write!(f, " with {} members", members.len())
+                write!(f, " with {}", counted(members.len(), "member"))
             }
             Step::Release { donor, volume, member } => {
                 write!(f, "donor {donor} takes {}/{member} back and wipes it", named(volume))

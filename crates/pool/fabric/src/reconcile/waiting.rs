@@ -76,6 +76,11 @@ pub enum Reason {
         /// The source that is silent.
         source: Source,
     },
+    /// The volume was unbound, and its host still has it.
+    StillUsed {
+        /// The host that has it.
+        host: HostId,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -83,7 +88,7 @@ impl fmt::Display for Reason {
         match self {
             Self::AgentSilent { host } => write!(
                 f,
-                "the agent of host {host} does not answer; start it, or declare the host dead if it is powered off"
+                "the agent of host {host} does not answer; start it, or declare the host gone if it is powered off"
             ),
             Self::AtHost { member, host, why } => write!(f, "member {member} at host {host}: {why}"),
             Self::ComingOnline { member, left } => {
@@ -97,7 +102,10 @@ impl fmt::Display for Reason {
             Self::OtherHost { host } => write!(f, "host {host} has not let go of the volume's last binding yet"),
             Self::SourceBusy { source } => write!(f, "{source} is not free and wiped yet"),
             Self::SourceSilent { source } => {
-                write!(f, "{source} does not answer; repair it, or retire it if it is gone")
+                write!(f, "{source} does not answer; repair it, or declare it gone if it does not come back")
+            }
+            Self::StillUsed { host } => {
+                write!(f, "host {host} still has it; it leaves when the programs that use it have ended")
             }
         }
     }

@@ -131,7 +131,7 @@ mod tests {
         fs::remove_dir_all(&directory).expect("ours");
     }
 
-    /// The revoked certificate stayed off every list until the next revocation: nobody was told, and nothing was tried
+    /// The revoked certificate stayed off every list until the next revocation: nothing was reported, and nothing tried
     /// again.
     #[test]
     fn a_revocation_is_handed_out_and_its_file_is_written_later_if_it_cannot_be_now() {

@@ -299,3 +299,11 @@ fn a_manager_that_leads_no_longer_forgets_its_list() {
     assert_eq!(standby.issuance.current_list(), None);
     standby.finish();
 }
+
+/// A volume that programs still used was looked at fifty times a second, for as long as they ran.
+#[test]
+fn what_takes_long_is_looked_at_less_often() {
+    let [busy, idle] = [20, 1000].map(Duration::from_millis);
+    let after = |seconds: f64| wait_again(busy, idle, Duration::from_secs_f64(seconds)).as_millis();
+    assert_eq!([0.0, 0.5, 6.4, 32.0, 1e6].map(after), [20, 20, 200, 1000, 1000]);
+}

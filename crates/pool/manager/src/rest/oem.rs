@@ -41,8 +41,9 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
     let count = |of: Answering| json!({ "Answering": of.answering, "All": of.all });
     let desired = &snapshot.desired;
     let lent: aquifer_fabric::Bytes = snapshot.topology.parts().donors.keys().map(|donor| snapshot.lent(donor)).sum();
+    let waiting = snapshot.round.waiting.iter();
     let waiting: Vec<String> =
-        snapshot.round.waiting.iter().map(|one| format!("volume {}: {}", one.volume, one.reason)).collect();
+        waiting.map(|one| format!("volume {}: {}", desired.called(one.volume), one.reason)).collect();
     let strays: Vec<String> = snapshot.round.strays.iter().map(ToString::to_string).collect();
     let unsettled = snapshot.unsettled();
     Ok(Answer::of(

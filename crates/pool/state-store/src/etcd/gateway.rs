@@ -215,7 +215,7 @@ mod tests {
         assert!(lost(408, r#"{"message":"context canceled","code":1}"#) && lost(500, r#"{"message":"?","code":2}"#));
     }
 
-    /// Each refusal counted as one for the size, so that the manager told everybody to make smaller changes.
+    /// Each refusal counted as one for the size, so that the manager asked every client for smaller changes.
     #[test]
     fn a_refusal_has_its_own_reason() {
         for (code, message, expected) in [

@@ -59,7 +59,7 @@ pub(super) fn time_to_live(answer: &Value) -> Option<u64> {
     number_of(answer.get("result").unwrap_or(answer), "TTL")
 }
 
-/// Returns the end of a lease with so many seconds left; `None` for a number that no lease has.
+/// Returns the end of a lease that has this many seconds left; `None` for a number that no lease has.
 fn end_of(begun: Instant, live: u64) -> Option<Instant> {
     begun.checked_add(Duration::from_secs(live))
 }

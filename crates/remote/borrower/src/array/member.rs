@@ -119,10 +119,10 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// After a restart of the member: forgets everything that the member had, and starts again. Related processes share
-    /// what the member is believed to have, and one of them forgets it for all. In that one, `forget` is called, to
-    /// remove the member from all places. It gets a function that tells, about a place that was just seen, whether that
-    /// place is still from before the restart. Returns false if a related process is doing this now; then it is called
+    /// After a restart of the member: discards the record of everything that the member had, and starts again. Related
+    /// processes share that record, and one of them discards it for all. In that process, this calls `forget`, which
+    /// removes the member from all places. Its argument checks a place that `forget` has just read: true if the place
+    /// is still from before the restart. Returns false if a related process is doing this now; the caller then calls it
     /// again later.
     fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool;
 

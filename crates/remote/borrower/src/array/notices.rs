@@ -82,6 +82,6 @@ impl Parts {
     }
 
     fn remains(&self) -> &'static str {
-        if self.shape.is_redundant() { "others have that, and get it" } else { "that is lost" }
+        if self.shape.is_redundant() { "other donors have what it held" } else { "what it held is lost" }
     }
 }

@@ -450,10 +450,10 @@ impl Remote {
         self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(AccessFailure::from)
     }
 
-    /// After a restart of the donor: forgets everything that was lent, so that the next run of the donor that answers
-    /// starts without leases. In the one process of a family that does this for all, `forget` is called; it is told
-    /// how to check whether what it has just seen is of the run that is over. Returns false if a related process is
-    /// doing it now.
+    /// After a restart of the donor: discards all leases, so that the next run of the donor that answers starts without
+    /// any. One process of a family does this for all of them. In that process, this calls `forget`, whose argument
+    /// checks what `forget` has just read: true if it is of the run that is over. Returns false if a related process is
+    /// doing this now.
     pub(crate) fn start_over(&self, forget: &dyn Fn(&dyn Fn() -> bool)) -> bool {
         let claim = match self.transport.incarnation().claim() {
             Forgetter::This(claim) => Some(claim),

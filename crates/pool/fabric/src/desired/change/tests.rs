@@ -7,7 +7,7 @@ use super::*;
 use crate::desired::Corrupt;
 use crate::example::{desired, id, memory_box, observed, racks};
 use crate::id::{Millis, Token};
-use crate::observed::{LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
+use crate::observed::{HostReport, LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
 use crate::reconcile::MemberLease;
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{Presentation, Redundancy};
@@ -93,10 +93,10 @@ fn a_refused_change_changes_nothing() {
     edit(&topology, &mut desired, |edit| edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room"));
     let before = desired.clone();
     let cases: [(&str, Try); 9] = [
-        ("a volume v exists", |edit| edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp))),
+        ("there is already a volume v;", |edit| edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp))),
         ("id was drawn before", |edit| edit.create(V, id("w"), spec(1, LatencyClass::Tcp))),
         ("volume of 0B", |edit| edit.create(VolumeId(2), id("w"), spec(0, LatencyClass::Tcp))),
-        ("at class Rdma or faster", |edit| edit.create(VolumeId(2), id("w"), spec(1, LatencyClass::Rdma))),
+        ("at class rdma or faster", |edit| edit.create(VolumeId(2), id("w"), spec(1, LatencyClass::Rdma))),
         ("no pool other", |edit| {
             edit.create(VolumeId(2), id("w"), VolumeSpec { pool: id("other"), ..spec(1, LatencyClass::Tcp) })
         }),
@@ -112,6 +112,32 @@ fn a_refused_change_changes_nothing() {
         assert!(refusal.contains(what) && refusal.contains(';'), "{refusal}");
         assert_eq!(desired, before, "{what}");
     }
+}
+
+#[test]
+fn an_unbound_volume_that_its_host_still_has_is_waited_for_with_a_reason() {
+    let topology = racks(1);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("v"), spec(64, LatencyClass::Tcp)).expect("all there is");
+        edit.bind(V, &id("h0")).expect("bound");
+    });
+    let mut observed = observed(&topology);
+    let (place, member) = desired.volumes[&V].places().next().expect("one member");
+    let lease =
+        MemberLease { member: member.id, place, source: member.source.clone(), bytes: member.bytes, token: Token(1) };
+    let members = [(member.id, MemberReport { lease, state: MemberState::InSync })].into();
+    let view =
+        VolumeReport { name: None, redundancy: Redundancy::None, presentation: Presentation::default(), members };
+    let empty = observed.hosts.get(&id("h0")).expect("it reports").clone();
+    observed.hosts.insert(id("h0"), HostReport { volumes: [(V, view)].into(), ..empty.clone() });
+    edit(&topology, &mut desired, |edit| edit.unbind(V)).expect("unbound");
+    let waiting = crate::reconcile::reconcile(&desired, &observed).waiting;
+    assert_eq!((desired.called(V), desired.called(VolumeId(9))), ("v".into(), "0000000000000009".into()));
+    let reasons: Vec<String> = waiting.iter().map(|waiting| waiting.reason.to_string()).collect();
+    assert_eq!(reasons, ["host h0 still has it; it leaves when the programs that use it have ended"]);
+    observed.hosts.insert(id("h0"), empty);
+    assert_eq!(crate::reconcile::reconcile(&desired, &observed).waiting, []);
 }
 
 #[test]
@@ -219,7 +245,7 @@ fn what_the_only_donor_has_lost_is_placed_there_again() {
             Ok(new) => assert!(is_placed && new == MemberId(2), "{state:?}"),
             Err(refusal) => {
                 assert!(!is_placed && after == desired, "{state:?}: {refusal}");
-                let text = "pool main has no 64GiB in one place at class Tcp or faster, other than on donor d0000; add \
+                let text = "pool main has no 64GiB in one place at class tcp or faster, other than on donor d0000; add \
                             donors, or release volumes";
                 assert_eq!(refusal.to_string(), text);
             }

@@ -121,7 +121,10 @@ fn each_change_of_a_member_is_reported_once() {
     assert_eq!(notices(&array), [""; 0], "a short interruption is not reported");
     std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
     let lines = notices(&array);
-    assert!(lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; others have"), "{lines:?}");
+    assert!(
+        lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; other donors have"),
+        "{lines:?}"
+    );
     assert_eq!(notices(&array), [""; 0], "once");
     members[0].go_away(false);
     repair_all(&array);
