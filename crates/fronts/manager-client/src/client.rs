@@ -13,10 +13,11 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::runtime::Runtime;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use crate::address::Address;
-use crate::connection::{connect, trust, trust_pin};
+use crate::connection::{Stream, connect, trust, trust_pin};
 use crate::failure::{Failure, failed, refused, usage};
 use crate::leader::Members;
 
@@ -145,8 +146,10 @@ impl Client {
 
     fn ask_at(&self, address: &Address, request: &Request<'_>) -> Result<(u16, Answer), Failure> {
         self.runtime.block_on(async {
+            let until = Instant::now() + self.wait;
+            let stream = connect(address, self.tls.as_ref(), self.wait).await?;
             let answered = async {
-                let response = self.send(address, request).await?;
+                let response = self.send(address, stream, request).await?;
                 let status = response.status().as_u16();
                 let header =
                     |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -157,12 +160,16 @@ impl Client {
             let late = failed(format!(
                 "the manager at {address} does not answer in time; look at its log, and at the state before you try again"
             ));
-            tokio::time::timeout(self.wait, answered).await.unwrap_or(Err(late))
+            tokio::time::timeout_at(until, answered).await.unwrap_or(Err(late))
         })
     }
 
-    async fn send(&self, address: &Address, request: &Request<'_>) -> Result<hyper::Response<Incoming>, Failure> {
-        let stream = connect(address, self.tls.as_ref()).await?;
+    async fn send(
+        &self,
+        address: &Address,
+        stream: Box<dyn Stream>,
+        request: &Request<'_>,
+    ) -> Result<hyper::Response<Incoming>, Failure> {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.lost(&error))?;
         // It ends with the request, or with the runtime.
@@ -227,7 +234,10 @@ impl Client {
         mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
         let response = self.members.find_leader(|address| {
-            let response = self.runtime.block_on(self.send(address, request))?;
+            let response = self.runtime.block_on(async {
+                let stream = connect(address, self.tls.as_ref(), self.wait).await?;
+                self.send(address, stream, request).await
+            })?;
             let location = response.headers().get("location").and_then(|value| value.to_str().ok()).map(str::to_owned);
             let elsewhere = location.filter(|_| STANDBY.contains(&response.status().as_u16()));
             Ok((elsewhere, response))

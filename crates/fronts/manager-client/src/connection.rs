@@ -14,6 +14,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use crate::address::Address;
@@ -70,8 +71,13 @@ pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsCo
     Ok(Some(TlsConnector::from(Arc::new(config))))
 }
 
-/// Connects, and shakes hands.
-pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Result<Box<dyn Stream>, Failure> {
+/// Connects, and shakes hands, in `wait` at most, or in the longest time that this may take.
+pub(crate) async fn connect(
+    address: &Address,
+    tls: Option<&TlsConnector>,
+    wait: Duration,
+) -> Result<Box<dyn Stream>, Failure> {
+    let until = Instant::now() + wait.min(CONNECT_WAIT_MAX);
     let unreachable = |error: &dyn std::fmt::Display| {
         unsent(format!(
             "the manager at {address} cannot be reached: {error}; start it with 'aquifer fabric serve', or correct \
@@ -80,12 +86,12 @@ pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Re
     };
     let late = |_| unreachable(&"no answer in time");
     let connected = TcpStream::connect((address.host.as_str(), address.port));
-    let stream = tokio::time::timeout(CONNECT_WAIT_MAX, connected).await.map_err(late)?;
+    let stream = tokio::time::timeout_at(until, connected).await.map_err(late)?;
     let stream = stream.map_err(|error| unreachable(&error))?;
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
     let name = ServerName::try_from(address.host.clone())
         .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
-    let shaken = tokio::time::timeout(CONNECT_WAIT_MAX, tls.connect(name, stream)).await.map_err(late)?;
+    let shaken = tokio::time::timeout_at(until, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
         unsent(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))
     })?;

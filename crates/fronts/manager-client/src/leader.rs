@@ -5,7 +5,7 @@
 //!
 //! A standby names the leader. The command follows that name only to a manager that the user has named, with the same
 //! scheme, so that no answer can make it send passwords and tokens elsewhere. TLS checks the leader's certificate as it
-//! checked the standby's.
+//! checked the standby's. A member that cannot be reached is passed over.
 
 use std::cell::RefCell;
 
@@ -67,26 +67,59 @@ impl Members {
         Ok(next)
     }
 
+    /// Returns the member after one.
+    fn after(&self, at: &Address) -> Option<Address> {
+        let known = self.known.as_ref()?;
+        let next = known.iter().position(|member| member == at).map_or(0, |place| place + 1);
+        known.get(next % known.len()).cloned()
+    }
+
     /// Follows redirects until a manager does not redirect. `ask` returns the location of a redirect, if it got one.
+    ///
+    /// To a manager that cannot be reached nothing was sent, so the next member is asked, each once at most. One that
+    /// does not answer may have carried the request out, so that is the caller's failure; the next request begins at
+    /// another member, which knows who leads by then.
     pub(crate) fn find_leader<T>(
         &self,
         mut ask: impl FnMut(&Address) -> Result<(Option<String>, T), Failure>,
     ) -> Result<T, Failure> {
-        for _ in 0..=HOPS_MAX {
+        let (mut hops, mut unreachable) = (0, Vec::new());
+        loop {
             let at = self.leader.borrow().clone();
-            let (elsewhere, answer) = ask(&at)?;
-            let Some(location) = elsewhere else { return Ok(answer) };
-            let next = self.next(&location)?;
+            let next = match ask(&at) {
+                Ok((None, answer)) => return Ok(answer),
+                Ok((Some(location), _)) if hops < HOPS_MAX => {
+                    hops += 1;
+                    self.next(&location)?
+                }
+                Ok((Some(_), _)) => {
+                    return Err(failed(format!(
+                        "the managers of {} name each other as the leader; try again in a few seconds",
+                        self.first
+                    )));
+                }
+                Err(failure) => {
+                    let next = self.after(&at).unwrap_or_else(|| at.clone());
+                    self.leader.replace(next.clone());
+                    if !failure.is_unsent {
+                        return Err(failure);
+                    }
+                    unreachable.push((at, failure));
+                    if unreachable.iter().any(|(tried, _)| *tried == next) {
+                        return Err(unreachable.swap_remove(0).1);
+                    }
+                    next
+                }
+            };
             self.leader.replace(next);
         }
-        let line = format!("the managers of {} name each other as the leader; try again in a few seconds", self.first);
-        Err(failed(line))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::unsent;
 
     fn address(url: &str) -> Address {
         Address::parse(url).expect(url)
@@ -142,6 +175,35 @@ mod tests {
         });
         assert!(refused.expect_err("nobody leads").to_string().contains("name each other"));
         assert_eq!(count, HOPS_MAX + 1);
+    }
+
+    #[test]
+    fn a_manager_that_is_gone_is_passed_over_and_a_silent_one_is_not_asked_again() {
+        let (gone, silent) = (address("https://m1:1"), address("https://m2:1"));
+        let members = members();
+        let mut asked = Vec::new();
+        let mut ask = |at: &Address| {
+            asked.push(at.to_string());
+            match *at {
+                _ if *at == gone => Err(unsent("m1 is gone; start it")),
+                _ if *at == silent => Err(failed("m2 is silent; look at it")),
+                _ => Ok((None, 7)),
+            }
+        };
+        // m2 may have carried it out, so nobody else is asked for the same, but the next request is another's.
+        assert_eq!(members.find_leader(&mut ask).expect_err("silent").line, "m2 is silent; look at it");
+        assert_eq!(members.find_leader(&mut ask), Ok(7));
+        assert_eq!(members.find_leader(&mut ask), Ok(7));
+        assert_eq!(asked, ["https://m1:1", "https://m2:1", "https://[2001:db8::3]:1", "https://[2001:db8::3]:1"]);
+        // Where nobody can be reached, each is asked once, and the first one's failure is the answer.
+        let mut count = 0;
+        let refused = self::members().find_leader(|at| {
+            count += 1;
+            Err::<(Option<String>, ()), Failure>(unsent(format!("{at} is gone; start it")))
+        });
+        assert_eq!((refused.expect_err("gone").line.as_str(), count), ("https://m1:1 is gone; start it", 3));
+        let alone = Members::any(&gone);
+        assert!(alone.find_leader(|_| Err::<(Option<String>, ()), Failure>(unsent("it is gone; start it"))).is_err());
     }
 
     #[test]
