@@ -93,7 +93,10 @@ pub(crate) async fn connect(
         .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
     let shaken = tokio::time::timeout_at(until, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
-        unsent(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))
+        let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+        let is_untrusted = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
+        let line = format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate");
+        Failure { is_untrusted, ..unsent(line) }
     })?;
     Ok(Box::new(stream))
 }

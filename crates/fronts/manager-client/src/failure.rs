@@ -21,6 +21,10 @@ pub struct Failure {
     pub is_broken_pipe: bool,
     /// `true` if nothing was sent: whatever was asked for is not carried out.
     pub is_unsent: bool,
+    /// The status of the manager's answer, if the answer is what failed.
+    pub status: Option<u16>,
+    /// `true` if the manager's certificate is not trusted, which no repetition changes.
+    pub is_untrusted: bool,
 }
 
 impl fmt::Display for Failure {
@@ -33,7 +37,8 @@ impl std::error::Error for Failure {}
 
 /// Creates the failure of something that could not be done.
 pub fn failed(line: impl fmt::Display) -> Failure {
-    Failure { line: plain(&line.to_string()), code: 1, is_broken_pipe: false, is_unsent: false }
+    let line = plain(&line.to_string());
+    Failure { line, code: 1, is_broken_pipe: false, is_unsent: false, status: None, is_untrusted: false }
 }
 
 /// Creates the failure of wrong arguments.
@@ -57,13 +62,14 @@ pub fn unwritten(error: &io::Error) -> Failure {
 pub fn refused(status: u16, body: &Value) -> Failure {
     let error = &body["error"];
     let said = &error["@Message.ExtendedInfo"][0];
-    match (error["code"].as_str(), said["Message"].as_str(), error["message"].as_str()) {
+    let failure = match (error["code"].as_str(), said["Message"].as_str(), error["message"].as_str()) {
         (Some(code), Some(message), _) if code.ends_with(".NoValidSession") => {
             failed(format!("{message}; run 'aquifer fabric login ACCOUNT'"))
         }
         (_, _, Some(line)) => failed(line),
         _ => failed(format!("the answer has status {status} and no error message of a fabric manager; check --url")),
-    }
+    };
+    Failure { status: Some(status), ..failure }
 }
 
 #[cfg(test)]
@@ -76,6 +82,7 @@ mod tests {
         let body = json!({ "error": { "code": "Base.1.18.ResourceInUse", "message": "it is\nbound; unbind it" } });
         let failure = refused(409, &body);
         assert_eq!((failure.to_string().as_str(), failure.code), ("it is\\nbound; unbind it", 1));
+        assert_eq!(failure.status, Some(409));
         assert!(refused(502, &json!("<html>")).to_string().contains("status 502"));
         let body = json!({ "error": { "code": "Base.1.18.NoValidSession", "message": "ended; log in at /redfish",
                                       "@Message.ExtendedInfo": [{ "Message": "ended" }] } });

@@ -16,16 +16,20 @@ use std::time::{Duration, Instant};
 use aquifer_cxl_switch::{Ending, Order};
 use aquifer_cxl_switchd::{Failure, Server};
 use aquifer_fmapi::ReturnCode;
+use serde_json::Value;
 
 use crate::adoption::adopted;
 use crate::amendment::{Plan, plan};
 use crate::config::Config;
 use crate::places::Places;
 use crate::pool::Pool;
+use crate::trouble::Trouble;
 use crate::view::Ld;
 
-/// How often the manager is asked for what others have changed.
+/// How often the manager is asked whether others have changed something: for a few numbers, however large the pool is.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often donors, hosts and volumes are read although nothing seems to have changed.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
 /// How often a volume is looked at that has to settle.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a bind or an unbind may take to settle. A client of the FM API gives up after a minute.
@@ -35,6 +39,15 @@ pub(crate) const ORDER_WAIT_MAX: Duration = Duration::from_secs(55);
 /// How long a start waits for the manager.
 const START_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// What was read last.
+pub(crate) struct Seen {
+    at: Instant,
+    /// What the manager had in short just before.
+    summary: Value,
+    /// True where a volume of a logical device was not yet as it is desired to be.
+    is_moving: bool,
+}
+
 /// Drives a switch.
 pub(crate) struct Driver {
     pub config: Config,
@@ -42,6 +55,8 @@ pub(crate) struct Driver {
     pub pool: Pool,
     pub server: Arc<Server>,
     pub orders: Receiver<(u64, Order)>,
+    /// What was read last; none where it may have changed since.
+    pub seen: Option<Seen>,
 }
 
 /// Writes a line to standard error. Where that is full or closed, the line is lost.
@@ -54,9 +69,10 @@ impl Driver {
     pub fn start(&mut self) -> Result<(), Failure> {
         let deadline = Instant::now() + START_WAIT_MAX;
         loop {
-            match self.adopt() {
+            match self.pool.check().and_then(|()| self.look()) {
                 Ok(()) => return Ok(()),
-                Err(failure) if Instant::now() >= deadline => return Err(failure),
+                // A manager that starts, too, has none of these.
+                Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble.failure),
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
             }
         }
@@ -70,30 +86,41 @@ impl Driver {
                 Ok((id, order)) => {
                     let ending = self.carry_out(&order);
                     self.server.conclude(id, ending);
+                    self.seen = None;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let looked = self.adopt();
+            let looked = self.look();
             // Of several failures in a row, only the first one is reported.
-            if let (Err(failure), false) = (&looked, is_silent) {
-                report(&format!("the switch shows what was last known: {failure}"));
+            if let (Err(trouble), false) = (&looked, is_silent) {
+                report(&format!("the switch shows what was last known: {trouble}"));
             }
             is_silent = looked.is_err();
         }
     }
 
-    fn adopt(&mut self) -> Result<(), Failure> {
+    /// Lets the switch take over what the manager has, if that may have changed.
+    fn look(&mut self) -> Result<(), Trouble> {
+        // Before the rest, so that what changes in between is seen at the next look.
+        let summary = self.pool.read_summary()?;
+        let is_same = |seen: &Seen| seen.summary == summary && !seen.is_moving && seen.at.elapsed() < READ_INTERVAL;
+        if self.seen.as_ref().is_some_and(is_same) {
+            return Ok(());
+        }
+        self.seen = None;
         let view = self.pool.read()?;
         self.server.adopt(&adopted(&view, &self.places, self.config.vppbs));
+        let is_moving = view.volumes.values().any(|volume| !volume.is_settled || volume.is_leaving);
+        self.seen = Some(Seen { at: Instant::now(), summary, is_moving });
         Ok(())
     }
 
     fn carry_out(&mut self, order: &Order) -> Ending {
         let view = match self.pool.read() {
             Ok(view) => view,
-            Err(failure) => {
-                report(&format!("{order:?} is refused: {failure}"));
+            Err(trouble) => {
+                report(&format!("{order:?} is refused: {trouble}"));
                 return Ending::Refused(ReturnCode::RETRY_REQUIRED);
             }
         };

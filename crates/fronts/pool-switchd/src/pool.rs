@@ -2,37 +2,42 @@
 // Copyright the Aquifer authors
 
 //! The pool's manager, over REST: a session of an operator, reads, and changes of volumes. Every wait has a limit.
+//!
+//! The program logs in when it has no session, and again when the manager says that the session has ended, at the pace
+//! of `logins.rs`. It reads the password from its file each time, so that a new one needs no restart.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::Ending;
 use aquifer_cxl_switchd::Failure;
 use aquifer_fmapi::ReturnCode;
-use aquifer_manager_client::{Client, Failure as Unanswered, Request, collection};
+use aquifer_manager_client::{Client, Failure as Unanswered, Request, collection, refused};
 use serde_json::{Value, json};
 
 use crate::config::Config;
+use crate::logins::Logins;
+use crate::trouble::Trouble;
 use crate::view::{Ld, VOLUME_PREFIX, View, VolumeView, volume_name, volume_of};
 
 /// How long the manager may take for one answer. A manager stores a change within milliseconds.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
+const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
+const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
 const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
+const SUMMARY: &str = "/redfish/v1/Oem/Aquifer";
 const CHANGE: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.ChangeVolumes";
+/// Roles that may change volumes.
+const ROLES: [&str; 2] = ["Operator", "Administrator"];
 
 /// A session at the pool's manager.
 pub(crate) struct Pool {
     client: Client,
-    account: String,
-    password: String,
+    config: Config,
+    logins: Logins,
+    /// The path of the pool's volumes.
     path: String,
-}
-
-/// Returns a failure of the client as one of this program.
-fn failure(unanswered: &Unanswered) -> Failure {
-    let (cause, remedy) = unanswered.line.split_once("; ").unwrap_or((&unanswered.line, "look at the manager's log"));
-    Failure::new(cause, remedy)
 }
 
 /// Returns how an order ends by the status of the manager's answer.
@@ -54,68 +59,119 @@ impl Pool {
     /// Creates the pool's client, which logs in when it is first used.
     pub fn new(config: &Config) -> Result<Self, Failure> {
         let client = Client::new(&config.url, config.ca.as_deref(), &config.members);
-        let client = client.map_err(|unanswered| failure(&unanswered))?.with_wait(ANSWER_WAIT_MAX);
-        let (account, password) = (config.account.clone(), config.password()?);
-        Ok(Self { client, account, password, path: format!("{POOLS}/{}/MemoryChunks", config.pool) })
+        let client = client.map_err(|unanswered| Trouble::of(&unanswered).failure)?.with_wait(ANSWER_WAIT_MAX);
+        let path = format!("{POOLS}/{}/MemoryChunks", config.pool);
+        Ok(Self { client, config: config.clone(), logins: Logins::default(), path })
     }
 
-    fn log_in(&mut self) -> Result<(), Unanswered> {
-        let body = json!({ "UserName": self.account, "Password": self.password });
+    fn log_in(&mut self) -> Result<(), Trouble> {
+        let unread = |failure| Trouble { failure, is_unsent: true, is_refusal: false, is_final: true };
+        let (now, password) = (Instant::now(), self.config.password().map_err(unread)?);
+        self.logins.check(now, &password)?;
         self.client.token = None;
-        self.client.token = self.client.ask(&Request::post(SESSIONS, body))?.token;
-        Ok(())
+        let body = json!({ "UserName": self.config.account, "Password": password });
+        let answer = self.client.ask(&Request::post(SESSIONS, body));
+        let trouble = answer.as_ref().err().map(|unanswered| self.of_login(unanswered));
+        // From the end on, because a late answer is a reason to wait.
+        self.logins.note(Instant::now(), password, trouble.clone());
+        self.client.token = answer.ok().and_then(|answer| answer.token);
+        // What waits for the login was not sent.
+        trouble.map_or(Ok(()), |trouble| Err(Trouble { is_unsent: true, ..trouble }))
     }
 
-    /// Does something, and again after a new login if the session has ended.
-    fn in_session<T>(&mut self, work: impl Fn(&Client) -> Result<T, Unanswered>) -> Result<T, Unanswered> {
+    fn of_login(&self, unanswered: &Unanswered) -> Trouble {
+        let trouble = Trouble::of(unanswered);
+        let account = &self.config.account;
+        let cause = format!("the manager refuses account {account}: {}", trouble.failure.cause);
+        match unanswered.status {
+            Some(401) => {
+                let file = self.config.password_file.display();
+                Trouble::of_configuration(cause, format!("correct account, or the password in password-file, {file}"))
+            }
+            // The remedy says how long to wait.
+            Some(429) => Trouble { failure: Failure { cause, ..trouble.failure }, ..trouble },
+            _ => Trouble { is_final: trouble.is_final || trouble.is_refusal, ..trouble },
+        }
+    }
+
+    /// Does something, and again after a new login if the manager says that the session has ended. Then nothing was
+    /// carried out.
+    fn in_session<T>(&mut self, work: impl Fn(&Client) -> Result<T, Unanswered>) -> Result<T, Trouble> {
         if self.client.token.is_none() {
             self.log_in()?;
         }
-        work(&self.client).or_else(|unanswered| {
-            if unanswered.is_unsent {
-                return Err(unanswered);
+        match work(&self.client) {
+            Err(unanswered) if unanswered.status == Some(401) => {
+                self.log_in()?;
+                work(&self.client).map_err(|unanswered| Trouble::of(&unanswered))
             }
-            // A failure does not tell whether the session has ended, and to read once more does no harm.
-            self.log_in()?;
-            work(&self.client)
+            outcome => outcome.map_err(|unanswered| Trouble::of(&unanswered)),
+        }
+    }
+
+    /// Checks what the configuration says of the manager: the account's role, the pool, and the zone.
+    pub fn check(&mut self) -> Result<(), Trouble> {
+        let Config { account, pool, zone, .. } = self.config.clone();
+        let found = self.in_session(|client| client.find(&format!("{ACCOUNTS}/{account}")))?;
+        let role = found.and_then(|answer| answer.body["RoleId"].as_str().map(str::to_owned)).unwrap_or_default();
+        if !ROLES.contains(&role.as_str()) {
+            let cause = format!("account {account} has the role {role} and cannot change volumes");
+            return Err(Trouble::of_configuration(cause, "give it the role Operator, or correct account"));
+        }
+        self.in_session(|client| client.find(&format!("{POOLS}/{pool}")))?.ok_or_else(|| self.no_pool())?;
+        let found = self.in_session(|client| client.find(&format!("{ZONES}/{zone}")))?;
+        found.map(drop).ok_or_else(|| {
+            let cause = format!("the manager has no zone {zone}");
+            Trouble::of_configuration(cause, "declare it with 'aquifer fabric apply', or correct zone")
         })
     }
 
+    fn no_pool(&self) -> Trouble {
+        let cause = format!("the manager has no pool {}", self.config.pool);
+        Trouble::of_configuration(cause, "declare it with 'aquifer fabric apply', or correct pool")
+    }
+
+    /// Reads what the manager has in short: it differs where what [`read`](Self::read) returns may differ.
+    pub fn read_summary(&mut self) -> Result<Value, Trouble> {
+        let mut body = self.in_session(|client| client.ask(&Request::get(SUMMARY)))?.body;
+        let names = ["Term", "Version", "NewestEvent", "Donors", "Hosts", "Volumes", "Capacity", "Lent"];
+        Ok(names.iter().map(|name| body[*name].take()).collect())
+    }
+
     /// Reads what the manager has.
-    pub fn read(&mut self) -> Result<View, Failure> {
+    pub fn read(&mut self) -> Result<View, Trouble> {
         let path = self.path.clone();
         // The names of volumes sort by their bytes: those that begin with the prefix, and none after it.
         let next = VOLUME_PREFIX.replace('-', ".");
         let filter = format!("&$filter=Id%20ge%20'{VOLUME_PREFIX}'%20and%20Id%20lt%20'{next}'");
-        let read = self.in_session(|client| {
-            Ok(View::of(&collection(client, ENDPOINTS, "")?, &collection(client, &path, &filter)?))
-        });
-        read.map_err(|unanswered| failure(&unanswered))
+        let endpoints = self.in_session(|client| collection(client, ENDPOINTS, ""))?;
+        let volumes = self.in_session(|client| match collection(client, &path, &filter) {
+            Err(unanswered) if unanswered.status == Some(404) => Ok(None),
+            outcome => outcome.map(Some),
+        })?;
+        Ok(View::of(&endpoints, &volumes.ok_or_else(|| self.no_pool())?))
     }
 
     /// Reads the volume of a logical device; none if there is no such volume.
-    pub fn read_volume(&mut self, (donor, ld_id): &Ld) -> Result<Option<VolumeView>, Failure> {
+    pub fn read_volume(&mut self, (donor, ld_id): &Ld) -> Result<Option<VolumeView>, Trouble> {
         let path = format!("{}/{}", self.path, volume_name(donor, *ld_id));
-        let found = self.in_session(|client| client.find(&path)).map_err(|unanswered| failure(&unanswered))?;
+        let found = self.in_session(|client| client.find(&path))?;
         Ok(found.map(|answer| volume_of(donor, &answer.body)))
     }
 
     /// Changes volumes. Returns how that ended, and the manager's reason for a refusal.
     pub fn change(&mut self, body: &Value) -> (Ending, Option<String>) {
-        match self.client.try_ask(&Request::post(CHANGE, body.clone())) {
-            Ok((status, answer)) => {
-                if status == 401 {
-                    // The next read logs in again.
-                    self.client.token = None;
-                    return (Ending::Refused(ReturnCode::RETRY_REQUIRED), None);
-                }
-                let reason = answer.body["error"]["message"].as_str().map(str::to_owned);
-                (ending(status), reason)
+        let changed = self.in_session(|client| match client.try_ask(&Request::post(CHANGE, body.clone()))? {
+            (401, answer) => Err(refused(401, &answer.body)),
+            answered => Ok(answered),
+        });
+        match changed {
+            Ok((status, answer)) => (ending(status), answer.body["error"]["message"].as_str().map(str::to_owned)),
+            // Also where the session has ended again.
+            Err(trouble) if trouble.is_unsent || trouble.is_refusal => {
+                (Ending::Refused(ReturnCode::RETRY_REQUIRED), Some(trouble.to_string()))
             }
-            Err(unanswered) if unanswered.is_unsent => {
-                (Ending::Refused(ReturnCode::RETRY_REQUIRED), Some(unanswered.line))
-            }
-            Err(unanswered) => (Ending::Unknown(ReturnCode::INTERNAL_ERROR), Some(unanswered.line)),
+            Err(trouble) => (Ending::Unknown(ReturnCode::INTERNAL_ERROR), Some(trouble.to_string())),
         }
     }
 }

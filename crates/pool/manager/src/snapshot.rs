@@ -54,6 +54,8 @@ pub(crate) struct Snapshot {
     pub(crate) rounds: u64,
     /// Counts steps that were sent since the start, and those that failed.
     pub(crate) steps: StepCounts,
+    /// The number of the newest event when this was published.
+    pub(crate) newest_event: u64,
 }
 
 impl Snapshot {

@@ -294,6 +294,7 @@ impl Writer {
             term: self.term,
             rounds: self.rounds,
             steps: self.steps,
+            newest_event: self.shared.events.newest(),
         };
         *self.shared.snapshot.write().expect("a panic ends the daemon") = Arc::new(next);
     }

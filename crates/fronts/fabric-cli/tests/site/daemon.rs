@@ -49,9 +49,15 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon on a directory, which may hold the state of an earlier one.
     pub fn start(directory: &Path, hosts: u32, more: &str) -> Daemon {
+        let peers = format!("donors = 1\nhosts = {hosts}\ndonor-capacity = \"64GiB\"\n");
+        Daemon::start_at(directory, "127.0.0.1:0", &peers, more).expect("it says where it listens")
+    }
+
+    /// Starts a daemon at an address, with its simulated peers. Returns `None` if it ends before it listens.
+    pub fn start_at(directory: &Path, listen: &str, peers: &str, more: &str) -> Option<Daemon> {
         let config = format!(
-            "state = {:?}\nlisten = \"127.0.0.1:0\"\n[peers]\nkind = \"simulated\"\ndonors = 1\nhosts = {hosts}\n\
-             donor-capacity = \"64GiB\"\n[rounds]\nidle-ms = 50\nbusy-ms = 2\n{more}",
+            "state = {:?}\nlisten = {listen:?}\n[peers]\nkind = \"simulated\"\n{peers}[rounds]\nidle-ms = 50\n\
+             busy-ms = 2\n{more}",
             directory.join("state")
         );
         let file = directory.join("fabricd.toml");
@@ -63,7 +69,23 @@ impl Daemon {
         // The test program's own words may precede ours on the line.
         let found =
             lines.filter_map(|line| line.split_once("listening on http://").map(|(_, at)| at.to_owned())).next();
-        Daemon { child, address: found.expect("it says where it listens"), directory: directory.to_owned() }
+        match found {
+            Some(address) => Some(Daemon { child, address, directory: directory.to_owned() }),
+            None => {
+                let _ = child.wait();
+                None
+            }
+        }
+    }
+
+    /// Returns the number of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
     /// Ends it at once, whatever it is doing.

@@ -51,6 +51,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
         json!({
             "@odata.id": PATH, "@odata.type": "#AquiferFabric.v1_0_0.AquiferFabric", "Id": "Aquifer", "Name": "Pool",
             "Term": snapshot.term, "Rounds": snapshot.rounds, "Version": desired.version,
+            "NewestEvent": snapshot.newest_event,
             "Donors": count(snapshot.donors()), "Hosts": count(snapshot.hosts()),
             "Devices": count(snapshot.devices()),
             "Volumes": { "All": desired.volumes.wanted_count(), "Bound": desired.volumes.bound_count(),

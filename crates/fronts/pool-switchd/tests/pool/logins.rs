@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Sessions and passwords, and configurations that do not fit the manager.
+//!
+//! The program logged in again after any failure: a manager that answered every read with an error got two logins a
+//! second, each of which made a session. And it waited 30 s for a password that would not become right.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::fake::{Fake, error, healthy};
+use crate::site::{ACCOUNTS, Front, PASSWORD, SEEN_MAX, Site, new_directory, refused_start, write_config};
+
+/// A start that cannot succeed ends long before the 30 s that it waits for a manager.
+const AT_ONCE: Duration = Duration::from_secs(15);
+/// How long a front is watched that has trouble: several looks.
+const WATCHED: Duration = Duration::from_secs(6);
+
+fn sessions(site: &Site) -> usize {
+    let (status, body) = site.ask("GET", "/redfish/v1/SessionService/Sessions?$expand=.", &Value::Null);
+    assert_eq!(status, 200);
+    let all = body["Members"].as_array().expect("sessions");
+    all.iter().filter(|session| session["UserName"] == "fmapi").count()
+}
+
+#[test]
+fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
+    let site = Site::without_front("final");
+    let reader = json!({ "UserName": "reader", "Password": PASSWORD, "RoleId": "ReadOnly" });
+    assert_eq!(site.ask("POST", ACCOUNTS, &reader).0, 201);
+    for (from, to, cause, remedy) in [
+        (
+            "account = \"fmapi\"",
+            "account = \"nobody\"",
+            "refuses account nobody: name or password is wrong",
+            "correct account",
+        ),
+        ("account = \"fmapi\"", "account = \"reader\"", "account reader has the role ReadOnly", "correct account"),
+        ("password\"", "missing\"", "missing: No such file", "in its first line"),
+        ("pool = \"main\"", "pool = \"mian\"", "has no pool mian", "correct pool"),
+        ("zone = \"lab\"", "zone = \"lap\"", "has no zone lap", "correct zone"),
+        ("[\"d0000\", \"d0099\"]", "[\"d0000\", \"d0000\"]", "donors: d0000 is there twice", "give each one port"),
+    ] {
+        site.configure(from, to);
+        let (text, took) = refused_start(&site.directory);
+        assert!(text.contains(cause) && text.contains(remedy), "{text}");
+        assert!(took < AT_ONCE, "{to}: {took:?}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        site.configure(to, from);
+    }
+    std::fs::write(site.directory.join("password"), "another password\n").expect("written");
+    let (text, took) = refused_start(&site.directory);
+    assert!(text.contains("refuses account fmapi: name or password is wrong; correct account, or the password in"));
+    assert!(took < AT_ONCE, "{took:?}");
+    write_config(&site.directory, &format!("http://{}", site.daemon.address));
+    let names: Vec<String> = (0..17).map(|number| format!("\"d{number:04}\"")).collect();
+    site.configure("[\"d0000\", \"d0099\"]", &format!("[{}]", names.join(", ")));
+    let (text, _) = refused_start(&site.directory);
+    assert!(text.contains("donors: 17 of them; give 1 to 16"), "{text}");
+}
+
+#[test]
+fn a_manager_that_fails_is_not_flooded_with_sessions() {
+    let fake = Fake::start(healthy);
+    let directory = new_directory("flood");
+    write_config(&directory, &fake.url);
+    let front = Front::start(&directory);
+    assert_eq!(fake.count("POST Sessions"), 1);
+    // Every read fails, and that says nothing about the session.
+    fake.forget();
+    fake.answer(|method, path| if method == "GET" { (500, error("it is broken")) } else { healthy(method, path) });
+    std::thread::sleep(WATCHED);
+    assert_eq!(fake.count("POST Sessions"), 0);
+    assert!(fake.count("GET Aquifer") > 2, "it is asked again");
+    assert!(front.refused("allocate --port 0 --ld 0 --size 256MiB").contains("; "));
+    // Every session is refused.
+    fake.forget();
+    fake.answer(|method, path| if method == "GET" { (401, error("log in")) } else { healthy(method, path) });
+    std::thread::sleep(WATCHED);
+    assert!(fake.count("POST Sessions") <= 2, "{} logins", fake.count("POST Sessions"));
+    // Every login is refused.
+    fake.forget();
+    fake.answer(|_, _| (401, error("log in")));
+    std::thread::sleep(WATCHED * 2);
+    assert!(fake.count("POST Sessions") <= 2, "{} logins", fake.count("POST Sessions"));
+    let said = front.said();
+    let silent: Vec<&String> = said.iter().filter(|line| line.contains("what was last known")).collect();
+    assert_eq!(silent.len(), 1, "{said:?}");
+    fake.answer(healthy);
+}
+
+#[test]
+fn a_session_that_has_ended_is_replaced() {
+    let (site, front) = Site::start("session");
+    assert_eq!(sessions(&site), 1);
+    std::thread::sleep(Duration::from_secs(10));
+    let (_, all) = site.ask("GET", "/redfish/v1/SessionService/Sessions?$expand=.", &Value::Null);
+    let mine = all["Members"].as_array().expect("sessions").iter().find(|session| session["UserName"] == "fmapi");
+    let path = mine.expect("a session")["@odata.id"].as_str().expect("a path").to_owned();
+    assert_eq!(site.ask("DELETE", &path, &Value::Null).0, 204);
+    front.fmapi("allocate --port 0 --ld 0 --size 256MiB").expect("room");
+    assert_eq!(sessions(&site), 1);
+    assert_eq!(front.said(), Vec::<String>::new(), "nobody has to do anything");
+    site.finish(front);
+}
+
+#[test]
+fn a_password_that_was_changed_is_reported_once_and_read_again() {
+    let (site, front) = Site::start("password");
+    let account = format!("{ACCOUNTS}/fmapi");
+    assert_eq!(site.ask("PATCH", &account, &json!({ "Password": "one that is new" })).0, 200);
+    front.refused("allocate --port 0 --ld 0 --size 256MiB");
+    std::thread::sleep(WATCHED + SESSION_MIN);
+    let said = front.said();
+    let lines: Vec<&String> = said.iter().filter(|line| line.contains("what was last known")).collect();
+    assert_eq!(lines.len(), 1, "{said:?}");
+    let audit = site.ask("GET", "/redfish/v1/Oem/Aquifer/Audit", &Value::Null).1.to_string();
+    let wrong = audit.matches("login: wrong password").count();
+    assert!(wrong == 1, "{wrong} wrong passwords");
+    std::fs::write(site.directory.join("password"), "one that is new\n").expect("written");
+    let begun = Instant::now();
+    while front.fmapi("allocate --port 0 --ld 0 --size 256MiB").is_err() {
+        assert!(begun.elapsed() < SEEN_MAX, "{:?}", front.said());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    site.finish(front);
+}
+
+/// As long as the program waits between two sessions.
+const SESSION_MIN: Duration = Duration::from_secs(10);
