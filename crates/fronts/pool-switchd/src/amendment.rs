@@ -10,7 +10,9 @@ use aquifer_fmapi::ReturnCode;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
+use crate::labels::label_of;
 use crate::places::Places;
+use crate::settling::{Goal, Wait};
 use crate::view::{LABEL, Ld, View, VolumeView, volume_name};
 
 /// What an order amounts to.
@@ -18,8 +20,28 @@ use crate::view::{LABEL, Ld, View, VolumeView, volume_name};
 pub(crate) enum Plan {
     /// It has ended: the pool is so already, or it cannot be.
     Ended(Ending),
-    /// The body of a request to the manager, and the volume that has to settle afterwards, if the order waits for that.
-    Request(Value, Option<Ld>),
+    /// The body of a request to the manager, and what the order waits for afterwards.
+    Request(Value, Option<Wait>),
+}
+
+/// What changes in the volume of one logical device, on condition that it is as it was read.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    pub ld: Ld,
+    pub change: Value,
+    /// The volume that was read, if there was one.
+    pub found: Option<&'a VolumeView>,
+}
+
+/// Returns the body of a request that makes changes, all of them or none.
+pub(crate) fn body(changes: &[Change<'_>]) -> Value {
+    let (mut volumes, mut expected) = (Map::new(), Map::new());
+    for Change { ld: (donor, ld_id), change, found } in changes {
+        let name = volume_name(donor, *ld_id);
+        expected.insert(name.clone(), found.map_or(Value::Null, |volume| volume.etag.clone().into()));
+        volumes.insert(name, change.clone());
+    }
+    json!({ "Volumes": volumes, "Match": expected })
 }
 
 fn refused(code: ReturnCode) -> Plan {
@@ -46,41 +68,32 @@ pub(crate) fn plan(order: &Order, view: &View, places: &Places, config: &Config)
     }
 }
 
-fn request(entries: Vec<(&Ld, Value, Option<&VolumeView>)>, settles: Option<Ld>) -> Plan {
-    let (mut volumes, mut expected) = (Map::new(), Map::new());
-    for ((donor, ld_id), change, found) in entries {
-        let name = volume_name(donor, *ld_id);
-        expected.insert(name.clone(), found.map_or(Value::Null, |volume| volume.etag.clone().into()));
-        volumes.insert(name, change);
-    }
-    Plan::Request(json!({ "Volumes": volumes, "Match": expected }), settles)
-}
-
+/// Lists all logical devices, those that stay as they are, too: then the manager's writer says that they are so, after
+/// whatever was ordered before, and not what was read earlier.
 fn allocate(sizes: &[(Ld, u64)], view: &View, config: &Config) -> Plan {
-    let mut entries = Vec::new();
+    let mut changes = Vec::new();
     for (ld, bytes) in sizes {
         let found = view.volumes.get(ld);
-        let is_free = found.is_none_or(|volume| volume.host.is_none() && volume.is_in_place);
-        if !is_free {
+        let is_same = found.map_or(0, |volume| volume.bytes) == *bytes;
+        if found.is_some_and(|volume| !volume.is_in_place || !is_same && volume.host.is_some()) {
             return refused(ReturnCode::INVALID_INPUT);
         }
-        if found.is_some_and(|volume| volume.is_leaving) {
+        if !is_same && (found.is_some_and(|volume| volume.is_leaving) || view.released.contains_key(ld)) {
             return refused(ReturnCode::RETRY_REQUIRED);
         }
         let size = Bytes(*bytes).to_string();
         let change = match (bytes, found) {
-            (0, None) => continue,
-            (0, Some(_)) => Value::Null,
-            (_, Some(volume)) if volume.bytes == *bytes => continue,
+            (0, _) => Value::Null,
+            (_, Some(_)) if is_same => json!({}),
             (_, Some(_)) => json!({ "spec": { "size": size } }),
             (_, None) => {
                 json!({ "spec": { "size": size, "pool": config.pool, "zone": config.zone, "class": config.class,
                                   "donor": ld.0 } })
             }
         };
-        entries.push((ld, change, found));
+        changes.push(Change { ld: ld.clone(), change, found });
     }
-    if entries.is_empty() { Plan::Ended(Ending::Done) } else { request(entries, None) }
+    Plan::Request(body(&changes), None)
 }
 
 fn bind(ld: Ld, host: &str, vppb_id: u8, view: &View) -> Plan {
@@ -90,21 +103,31 @@ fn bind(ld: Ld, host: &str, vppb_id: u8, view: &View) -> Plan {
     if volume.host.as_ref().is_some_and(|bound| bound != host) {
         return refused(ReturnCode::INVALID_INPUT);
     }
-    if volume.is_leaving {
+    if volume.is_leaving || view.released.contains_key(&ld) {
         return refused(ReturnCode::RETRY_REQUIRED);
     }
-    let change = json!({ "host": host, "spec": { "labels": { LABEL: format!("{host}/{vppb_id}") } } });
-    request(vec![(&ld, change, Some(volume))], Some(ld.clone()))
+    let change = json!({ "host": host, "spec": { "labels": { LABEL: label_of(host, vppb_id) } } });
+    let goal = Goal::AtHost { host: host.to_owned(), vppb_id };
+    request(ld, change, volume, goal)
 }
 
 fn unbind(ld: Ld, host: &str, view: &View) -> Plan {
-    match view.volumes.get(&ld) {
-        Some(volume) if volume.host.as_deref() == Some(host) => {
-            request(vec![(&ld, json!({ "host": null }), Some(volume))], Some(ld.clone()))
-        }
-        Some(volume) if volume.is_leaving => Plan::Ended(Ending::Unknown(ReturnCode::RETRY_REQUIRED)),
-        _ => Plan::Ended(Ending::Done),
+    let in_progress = Plan::Ended(Ending::Unknown(ReturnCode::RETRY_REQUIRED));
+    let Some(volume) = view.volumes.get(&ld).filter(|volume| volume.is_in_place) else {
+        let is_held = view.released.get(&ld).is_some_and(|volume| volume.leaving_hosts.iter().any(|held| held == host));
+        return if is_held { in_progress } else { Plan::Ended(Ending::Done) };
+    };
+    match &volume.host {
+        // Another host has it by now, which is not this vPPB's.
+        Some(bound) if bound != host => Plan::Ended(Ending::Done),
+        // Also where it is unbound already: an order that the manager has not carried out yet comes before this one.
+        _ => request(ld, json!({ "host": null }), volume, Goal::Left { host: host.to_owned() }),
     }
+}
+
+fn request(ld: Ld, change: Value, volume: &VolumeView, goal: Goal) -> Plan {
+    let wait = Wait { ld: ld.clone(), volume_id: volume.id.clone(), goal };
+    Plan::Request(body(&[Change { ld, change, found: Some(volume) }]), Some(wait))
 }
 
 #[cfg(test)]
@@ -118,6 +141,7 @@ mod tests {
         let host = host.map(str::to_owned);
         VolumeView {
             etag: "\"e\"".into(),
+            id: "07".into(),
             bytes: UNIT,
             host,
             is_settled: true,
@@ -147,22 +171,29 @@ mod tests {
         let made = json!({ "size": "1GiB", "pool": "main", "zone": "lab", "class": "tcp", "donor": "d2" });
         assert_eq!(body["Volumes"]["fm-d2-0"], json!({ "spec": { "size": "512MiB" } }));
         assert_eq!((&body["Volumes"]["fm-d2-1"], &body["Volumes"]["fm-d2-2"]["spec"]), (&Value::Null, &made));
-        assert_eq!(body["Volumes"].as_object().map(Map::len), Some(3), "the rest is so already");
-        assert_eq!(body["Match"], json!({ "fm-d2-0": "\"e\"", "fm-d2-1": "\"e\"", "fm-d2-2": null }));
+        let same = (&body["Volumes"]["fm-d2-3"], &body["Volumes"]["fm-d2-4"]);
+        assert_eq!(same, (&json!({}), &Value::Null), "the writer confirms what is so already");
+        let etag = "\"e\"";
+        assert_eq!(
+            body["Match"],
+            json!({ "fm-d2-0": etag, "fm-d2-1": etag, "fm-d2-2": null, "fm-d2-3": etag, "fm-d2-4": null })
+        );
         let invalid = Ending::Refused(ReturnCode::INVALID_INPUT);
         assert_eq!(code(planned(&order, &[(1, volume(Some("h9")))])), invalid, "somebody has bound it");
         assert_eq!(code(planned(&order, &[(0, VolumeView { is_in_place: false, ..volume(None) })])), invalid);
         assert_eq!(code(planned(&Order::Allocate { device: 7, lds: vec![(0, UNIT)] }, &[])), invalid);
         let leaving = VolumeView { is_leaving: true, ..volume(None) };
         assert_eq!(code(planned(&order, &[(1, leaving)])), Ending::Refused(ReturnCode::RETRY_REQUIRED));
-        assert_eq!(code(planned(&Order::Allocate { device: 1, lds: vec![(0, UNIT)] }, &there)), Ending::Done);
+        let bound = Order::Allocate { device: 1, lds: vec![(0, UNIT)] };
+        assert!(matches!(planned(&bound, &[(0, volume(Some("h1")))]), Plan::Request(_, None)), "its size stays");
     }
 
     #[test]
     fn a_bind_names_its_host_and_its_vppb_and_steals_nothing() {
         let order = Order::Bind { vcs_id: 0, vppb_id: 7, device: 1, ld_id: 3 };
-        let Plan::Request(body, Some(ld)) = planned(&order, &[(3, volume(None))]) else { panic!("no request") };
-        assert_eq!((ld.0.as_str(), ld.1), ("d2", 3));
+        let Plan::Request(body, Some(wait)) = planned(&order, &[(3, volume(None))]) else { panic!("no request") };
+        assert_eq!((wait.ld.0.as_str(), wait.ld.1, wait.volume_id.as_str()), ("d2", 3, "07"));
+        assert_eq!(wait.goal, Goal::AtHost { host: "h1".into(), vppb_id: 7 });
         let change = json!({ "host": "h1", "spec": { "labels": { "fm-vppb": "h1/7" } } });
         assert_eq!(body, json!({ "Volumes": { "fm-d2-3": change }, "Match": { "fm-d2-3": "\"e\"" } }));
         let invalid = Ending::Refused(ReturnCode::INVALID_INPUT);
@@ -178,11 +209,14 @@ mod tests {
     fn an_unbind_waits_for_the_host_and_is_done_where_nothing_is_bound() {
         let order = Order::Unbind { vcs_id: 0, vppb_id: 7, device: 1, ld_id: 3 };
         let Plan::Request(body, Some(_)) = planned(&order, &[(3, volume(Some("h1")))]) else { panic!("no request") };
-        assert_eq!(body["Volumes"], json!({ "fm-d2-3": { "host": null } }));
-        assert_eq!(code(planned(&order, &[(3, volume(None))])), Ending::Done);
+        let change = json!({ "fm-d2-3": { "host": null } });
+        assert_eq!(body["Volumes"], change);
+        // The manager says whether it is unbound, since what was read may be late.
+        for there in [volume(None), VolumeView { is_leaving: true, ..volume(None) }] {
+            let Plan::Request(body, Some(wait)) = planned(&order, &[(3, there)]) else { panic!("no request") };
+            assert_eq!((&body["Volumes"], wait.goal), (&change, Goal::Left { host: "h1".into() }));
+        }
         assert_eq!(code(planned(&order, &[(3, volume(Some("h2")))])), Ending::Done, "another host has it now");
         assert_eq!(code(planned(&order, &[])), Ending::Done);
-        let leaving = VolumeView { is_leaving: true, ..volume(None) };
-        assert_eq!(code(planned(&order, &[(3, leaving)])), Ending::Unknown(ReturnCode::RETRY_REQUIRED));
     }
 }

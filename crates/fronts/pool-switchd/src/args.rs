@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (sender, orders) = channel();
     let server = Server::driven(switch, args.dialect.dialect(), args.connections, args.trace, sender);
     let pool = Pool::new(&config)?;
-    let mut driver = Driver { config, places, pool, server: server.clone(), orders, seen: None };
+    let mut driver = Driver::new(config, places, pool, server.clone(), orders);
     // Nobody is to see an empty switch.
     driver.start()?;
     let thread = std::thread::Builder::new().name("driver".into()).spawn(move || driver.run());

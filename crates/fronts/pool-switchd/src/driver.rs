@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use aquifer_cxl_switch::{Ending, Order};
+use aquifer_cxl_switch::{Adopted, Ending, Order};
 use aquifer_cxl_switchd::{Failure, Server};
 use aquifer_fmapi::ReturnCode;
 use serde_json::Value;
@@ -21,10 +21,12 @@ use serde_json::Value;
 use crate::adoption::adopted;
 use crate::amendment::{Plan, plan};
 use crate::config::Config;
+use crate::labels::labelled;
 use crate::places::Places;
 use crate::pool::Pool;
+use crate::settling::Wait;
 use crate::trouble::Trouble;
-use crate::view::Ld;
+use crate::view::View;
 
 /// How often the manager is asked whether others have changed something: for a few numbers, however large the pool is.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,6 +34,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const READ_INTERVAL: Duration = Duration::from_secs(10);
 /// How often a volume is looked at that has to settle.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
+/// How long labels are left alone after a change of them that failed.
+const LABELS_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a bind or an unbind may take to settle. A client of the FM API gives up after a minute.
 const SETTLE_WAIT_MAX: Duration = Duration::from_secs(40);
 /// How long an order may take, requests included; the switch then ends it itself.
@@ -50,13 +54,17 @@ pub(crate) struct Seen {
 
 /// Drives a switch.
 pub(crate) struct Driver {
-    pub config: Config,
-    pub places: Places,
-    pub pool: Pool,
-    pub server: Arc<Server>,
-    pub orders: Receiver<(u64, Order)>,
+    config: Config,
+    places: Places,
+    pool: Pool,
+    server: Arc<Server>,
+    orders: Receiver<(u64, Order)>,
     /// What was read last; none where it may have changed since.
-    pub seen: Option<Seen>,
+    seen: Option<Seen>,
+    /// What the switch has taken over last.
+    shown: Adopted,
+    /// Until when labels are left alone, because the manager has not changed them.
+    labels_wait: Option<Instant>,
 }
 
 /// Writes a line to standard error. Where that is full or closed, the line is lost.
@@ -65,6 +73,17 @@ fn report(what: &str) {
 }
 
 impl Driver {
+    /// Drives a switch at a pool's manager. Orders come from the switch.
+    pub fn new(
+        config: Config,
+        places: Places,
+        pool: Pool,
+        server: Arc<Server>,
+        orders: Receiver<(u64, Order)>,
+    ) -> Self {
+        Self { config, places, pool, server, orders, seen: None, shown: Adopted::default(), labels_wait: None }
+    }
+
     /// Lets the switch take over what the manager has, for the first time.
     pub fn start(&mut self) -> Result<(), Failure> {
         let deadline = Instant::now() + START_WAIT_MAX;
@@ -110,7 +129,9 @@ impl Driver {
         }
         self.seen = None;
         let view = self.pool.read()?;
-        self.server.adopt(&adopted(&view, &self.places, self.config.vppbs));
+        self.shown = adopted(&view, &self.places, self.config.vppbs, &self.shown);
+        self.server.adopt(&self.shown);
+        self.label(&view);
         let is_moving = view.volumes.values().any(|volume| !volume.is_settled || volume.is_leaving);
         self.seen = Some(Seen { at: Instant::now(), summary, is_moving });
         Ok(())
@@ -124,36 +145,46 @@ impl Driver {
                 return Ending::Refused(ReturnCode::RETRY_REQUIRED);
             }
         };
-        let (body, settles) = match plan(order, &view, &self.places, &self.config) {
+        let (body, wait) = match plan(order, &view, &self.places, &self.config) {
             Plan::Ended(ending) => return ending,
-            Plan::Request(body, settles) => (body, settles),
+            Plan::Request(body, wait) => (body, wait),
         };
         let (ending, reason) = self.pool.change(&body);
         if ending != Ending::Done {
             report(&format!("{order:?} ends with {ending:?}: {}", reason.as_deref().unwrap_or("no reason")));
             return ending;
         }
-        settles.map_or(Ending::Done, |ld| self.wait_until_settled(&ld, matches!(order, Order::Bind { .. })))
+        wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait))
     }
 
     /// Waits until a bind or an unbind that is stored is carried out, too.
-    fn wait_until_settled(&mut self, ld: &Ld, is_bind: bool) -> Ending {
+    fn wait_until_settled(&mut self, wait: &Wait) -> Ending {
         let deadline = Instant::now() + SETTLE_WAIT_MAX;
         while Instant::now() < deadline {
             // A manager that is silent for a moment changes nothing: it has stored the order.
-            if let Ok(found) = self.pool.read_volume(ld) {
-                let is_wanted = found.as_ref().is_some_and(|volume| volume.host.is_some());
-                let is_leaving = found.as_ref().is_some_and(|volume| volume.is_leaving);
-                match found {
-                    _ if is_wanted != is_bind => return Ending::Unknown(ReturnCode::INTERNAL_ERROR),
-                    Some(volume) if is_bind && volume.is_settled => return Ending::Done,
-                    _ if !is_bind && !is_leaving => return Ending::Done,
-                    _ => {}
-                }
+            let found = self.pool.read_volume(&wait.ld, &wait.volume_id);
+            if let Some(ending) = found.ok().and_then(|found| wait.ending(found.as_ref())) {
+                return ending;
             }
             std::thread::sleep(SETTLE_INTERVAL);
         }
-        report(&format!("LD {} of donor {} waits for its host; see 'aquifer fabric status'", ld.1, ld.0));
+        let (donor, ld_id) = &wait.ld;
+        report(&format!("LD {ld_id} of donor {donor} waits for its host; see 'aquifer fabric status'"));
         Ending::Unknown(ReturnCode::RETRY_REQUIRED)
+    }
+
+    /// Writes into the labels of volumes where they are shown. Nothing waits for it: without it, what somebody else has
+    /// bound may be at another vPPB after a restart.
+    fn label(&mut self, view: &View) {
+        if self.labels_wait.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        let Some(body) = labelled(view, &self.places, &self.shown) else { return };
+        let (ending, reason) = self.pool.change(&body);
+        self.labels_wait = None;
+        if ending != Ending::Done {
+            report(&format!("no vPPB is written into labels: {}", reason.as_deref().unwrap_or("no reason")));
+            self.labels_wait = Some(Instant::now() + LABELS_INTERVAL);
+        }
     }
 }

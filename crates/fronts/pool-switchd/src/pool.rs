@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::config::Config;
 use crate::logins::Logins;
 use crate::trouble::Trouble;
-use crate::view::{Ld, VOLUME_PREFIX, View, VolumeView, volume_name, volume_of};
+use crate::view::{Answers, Ld, VOLUME_PREFIX, View, VolumeView, volume_name, volume_of};
 
 /// How long the manager may take for one answer. A manager stores a change within milliseconds.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -27,6 +27,7 @@ const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 const ZONES: &str = "/redfish/v1/Fabrics/Aquifer/Zones";
 const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
 const SUMMARY: &str = "/redfish/v1/Oem/Aquifer";
+const RELEASED: &str = "/redfish/v1/Oem/Aquifer/ReleasedVolumes";
 const CHANGE: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.ChangeVolumes";
 /// Roles that may change volumes.
 const ROLES: [&str; 2] = ["Operator", "Administrator"];
@@ -143,20 +144,30 @@ impl Pool {
         let path = self.path.clone();
         // The names of volumes sort by their bytes: those that begin with the prefix, and none after it.
         let next = VOLUME_PREFIX.replace('-', ".");
-        let filter = format!("&$filter=Id%20ge%20'{VOLUME_PREFIX}'%20and%20Id%20lt%20'{next}'");
+        let filter = |name| format!("&$filter={name}%20ge%20'{VOLUME_PREFIX}'%20and%20{name}%20lt%20'{next}'");
         let endpoints = self.in_session(|client| collection(client, ENDPOINTS, ""))?;
-        let volumes = self.in_session(|client| match collection(client, &path, &filter) {
+        let volumes = self.in_session(|client| match collection(client, &path, &filter("Id")) {
             Err(unanswered) if unanswered.status == Some(404) => Ok(None),
             outcome => outcome.map(Some),
         })?;
-        Ok(View::of(&endpoints, &volumes.ok_or_else(|| self.no_pool())?))
+        let volumes = volumes.ok_or_else(|| self.no_pool())?;
+        // After the volumes: what is released in between is in both, and a volume goes before.
+        let released = self.in_session(|client| collection(client, RELEASED, &filter("Name")))?;
+        let answers = Answers { endpoints: &endpoints, volumes: &volumes, released: &released };
+        Ok(View::of(answers, &self.config.pool, &self.config.zone))
     }
 
-    /// Reads the volume of a logical device; none if there is no such volume.
-    pub fn read_volume(&mut self, (donor, ld_id): &Ld) -> Result<Option<VolumeView>, Trouble> {
+    /// Reads a volume of a logical device, or what is left of it after its release; none if there is nothing.
+    pub fn read_volume(&mut self, (donor, ld_id): &Ld, id: &str) -> Result<Option<VolumeView>, Trouble> {
+        let zone = self.config.zone.clone();
         let path = format!("{}/{}", self.path, volume_name(donor, *ld_id));
         let found = self.in_session(|client| client.find(&path))?;
-        Ok(found.map(|answer| volume_of(donor, &answer.body)))
+        let found = found.map(|answer| volume_of(donor, &zone, &answer.body)).filter(|volume| volume.id == id);
+        if found.is_some() {
+            return Ok(found);
+        }
+        let left = self.in_session(|client| client.find(&format!("{RELEASED}/{id}")))?;
+        Ok(left.map(|answer| volume_of(donor, &zone, &answer.body)))
     }
 
     /// Changes volumes. Returns how that ended, and the manager's reason for a refusal.

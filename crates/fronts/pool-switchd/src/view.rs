@@ -4,12 +4,13 @@
 //! What the manager's answers say of donors, hosts and the volumes of logical devices. Pure.
 //!
 //! The volume of logical device 3 of donor d1 is named `fm-d1-3`. The vPPB that it is bound to is in its label
-//! [`LABEL`], as `HOST/VPPB`, since the manager knows hosts and no vPPBs. A volume that has the name and is elsewhere,
-//! because somebody else has made it, is not shown as a logical device.
+//! [`LABEL`], as `HOST/VPPB`, since the manager knows hosts and no vPPBs. A volume that has the name and is in another
+//! zone or not on that donor alone, because somebody else has made it, is not shown as a logical device. One that was
+//! released is shown as long as a host has not let go of it.
 
 use std::collections::BTreeMap;
 
-use aquifer_fabric::{Bytes, DonorId};
+use aquifer_fabric::{Bytes, DonorId, PoolId, ZoneId};
 use serde_json::Value;
 
 use crate::places::LDS;
@@ -33,19 +34,25 @@ pub(crate) struct DonorView {
 /// The volume of a logical device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VolumeView {
-    /// The ETag that the manager gave.
+    /// The ETag that the manager gave; empty for a volume that was released.
     pub etag: String,
+    /// What the manager calls it, which no other volume is ever called.
+    pub id: String,
     /// Its size.
     pub bytes: u64,
     /// The host that it is bound to.
     pub host: Option<String>,
     /// True where it is as it is desired to be.
     pub is_settled: bool,
-    /// True while a host has not let go of it yet.
+    /// Whether the host that it is bound to has it; none while that host has not reported.
+    pub is_at_host: Option<bool>,
+    /// The hosts that have not let go of it yet.
+    pub leaving_hosts: Vec<String>,
+    /// True while hosts or donors still have something of an earlier binding.
     pub is_leaving: bool,
     /// The host and the vPPB of its label.
     pub label: Option<(String, u8)>,
-    /// True where all of it is on the donor that its name says.
+    /// True where it is in the zone of the configuration, and all of it on the donor that its name says.
     pub is_in_place: bool,
 }
 
@@ -59,6 +66,18 @@ pub(crate) struct View {
     /// The hosts, and whether each answers.
     pub hosts: BTreeMap<String, bool>,
     pub volumes: BTreeMap<Ld, VolumeView>,
+    /// Volumes that were released, and that a host still has. The logical device may have a new volume already.
+    pub released: BTreeMap<Ld, VolumeView>,
+}
+
+/// The answers that a view is read from: collections with their members.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answers<'a> {
+    pub endpoints: &'a Value,
+    /// The pool's volumes.
+    pub volumes: &'a Value,
+    /// The volumes that were released.
+    pub released: &'a Value,
 }
 
 /// Returns the name of a logical device's volume.
@@ -80,20 +99,33 @@ fn bytes(value: &Value) -> u64 {
 }
 
 impl View {
-    /// Reads the collections of endpoints and of the pool's volumes.
-    pub fn of(endpoints: &Value, volumes: &Value) -> Self {
+    /// Reads the answers, for logical devices in one pool and zone.
+    pub fn of(answers: Answers<'_>, pool: &PoolId, zone: &ZoneId) -> Self {
         let mut view = Self::default();
         let members = |collection: &Value| collection["Members"].as_array().cloned().unwrap_or_default();
-        for endpoint in members(endpoints) {
+        for endpoint in members(answers.endpoints) {
             view.add_endpoint(&endpoint);
         }
-        for volume in members(volumes) {
-            if let Some(ld) = volume["Id"].as_str().and_then(ld_of) {
-                let found = volume_of(&ld.0, &volume);
-                view.volumes.insert(ld, found);
+        for body in members(answers.volumes) {
+            if let Some(ld) = body["Id"].as_str().and_then(ld_of) {
+                let volume = volume_of(&ld.0, zone, &body);
+                view.volumes.insert(ld, volume);
+            }
+        }
+        for body in members(answers.released).iter().filter(|body| spec(body)["pool"] == pool.as_str()) {
+            if let Some(ld) = body["Name"].as_str().and_then(ld_of) {
+                let volume = volume_of(&ld.0, zone, body);
+                let is_held = volume.is_in_place && !volume.leaving_hosts.is_empty();
+                is_held.then(|| view.released.insert(ld, volume));
             }
         }
         view
+    }
+
+    /// Returns the logical devices: those that have a volume, and those whose last one a host still has.
+    pub fn lds(&self) -> impl Iterator<Item = (&Ld, &VolumeView)> {
+        let released = self.released.iter().filter(|(ld, _)| !self.volumes.contains_key(ld));
+        self.volumes.iter().filter(|(_, volume)| volume.is_in_place).chain(released)
     }
 
     fn add_endpoint(&mut self, endpoint: &Value) {
@@ -113,20 +145,29 @@ impl View {
     }
 }
 
-/// Reads one volume.
-pub(crate) fn volume_of(donor: &DonorId, body: &Value) -> VolumeView {
+fn spec(body: &Value) -> &Value {
+    &body["Oem"]["Aquifer"]["Spec"]
+}
+
+/// Reads one volume, or one that was released.
+pub(crate) fn volume_of(donor: &DonorId, zone: &ZoneId, body: &Value) -> VolumeView {
     let ours = &body["Oem"]["Aquifer"];
     let here = format!("{ENDPOINTS}Donor.{donor}");
-    let members = ours["Members"].as_array().cloned().unwrap_or_default();
-    let label = ours["Spec"]["labels"][LABEL].as_str().and_then(|text| text.rsplit_once('/'));
+    let list = |name: &str| ours[name].as_array().cloned().unwrap_or_default();
+    let label = spec(body)["labels"][LABEL].as_str().and_then(|text| text.rsplit_once('/'));
+    let is_on_donor = spec(body)["donor"] == donor.as_str()
+        && list("Members").iter().all(|member| member["Source"]["@odata.id"] == here);
     VolumeView {
         etag: body["@odata.etag"].as_str().unwrap_or_default().to_owned(),
-        bytes: body["MemoryChunkSizeMiB"].as_u64().unwrap_or_default() << 20,
+        id: ours["VolumeId"].as_str().unwrap_or_default().to_owned(),
+        bytes: bytes(&spec(body)["size"]),
         host: ours["Host"].as_str().map(str::to_owned),
         is_settled: body["Status"]["State"] != "Updating",
+        is_at_host: ours["IsAtHost"].as_bool(),
+        leaving_hosts: list("LeavingHosts").iter().filter_map(|host| host.as_str().map(str::to_owned)).collect(),
         is_leaving: ours["Leaving"].as_u64().unwrap_or_default() > 0,
         label: label.and_then(|(host, vppb)| Some((host.to_owned(), vppb.parse().ok()?))),
-        is_in_place: members.iter().all(|member| member["Source"]["@odata.id"] == here),
+        is_in_place: is_on_donor && spec(body)["zone"] == zone.as_str(),
     }
 }
 
@@ -158,22 +199,55 @@ mod tests {
             endpoint("Host.h2", "Absent", json!({})), endpoint("Host.h3", "Enabled", json!({ "IsDeclaredGone": true })),
             endpoint("Device.m", "Enabled", json!({})), json!(null),
         ] });
+        let spec =
+            json!({ "size": "512MiB", "pool": "main", "zone": "lab", "donor": "d1", "labels": { "fm-vppb": "h1/7" } });
         let volume = json!({
-            "Id": "fm-d1-3", "@odata.etag": "\"e\"", "MemoryChunkSizeMiB": 512, "Status": { "State": "Updating" },
-            "Oem": { "Aquifer": { "Host": "h1", "Leaving": 1, "Spec": { "labels": { "fm-vppb": "h1/7" } },
-                "Members": [{ "Source": { "@odata.id": "/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.d1" } }] } },
+            "Id": "fm-d1-3", "@odata.etag": "\"e\"", "Status": { "State": "Updating" },
+            "Oem": { "Aquifer": { "VolumeId": "07", "Host": "h1", "IsAtHost": false, "LeavingHosts": ["h2"], "Leaving": 1,
+                "Members": [{ "Source": { "@odata.id": "/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.d1" } }], "Spec": spec } },
         });
-        let mut elsewhere = volume.clone();
-        elsewhere["Id"] = json!("fm-d2-0");
-        let view = View::of(&endpoints, &json!({ "Members": [volume, elsewhere, { "Id": "db" }, {}] }));
+        let changed = |id: &str, what: &str, to: &str| {
+            let mut other = volume.clone();
+            other["Id"] = json!(id);
+            other["Oem"]["Aquifer"]["Spec"][what] = json!(to);
+            other
+        };
+        let others =
+            [changed("fm-d2-0", "size", "512MiB"), changed("fm-d1-4", "zone", "z"), changed("fm-d1-5", "donor", "d2")];
+        let mut released = json!({ "Id": "08", "Name": "fm-d1-9", "Oem": { "Aquifer": { "VolumeId": "08", "Spec": spec,
+            "LeavingHosts": ["h1"], "Leaving": 1 } } });
+        let mut gone = released.clone();
+        (gone["Name"], gone["Oem"]["Aquifer"]["LeavingHosts"]) = (json!("fm-d1-8"), json!([]));
+        let mut elsewhere = released.clone();
+        (elsewhere["Name"], elsewhere["Oem"]["Aquifer"]["Spec"]["pool"]) = (json!("fm-d1-7"), json!("other"));
+        let volumes = json!({ "Members": [volume, others[0], others[1], others[2], { "Id": "db" }, {}] });
+        let read = |endpoints: &Value, volumes: &Value, released: &Value| {
+            let (pool, zone) = ("main".parse().expect("a name"), "lab".parse().expect("a name"));
+            View::of(Answers { endpoints, volumes, released }, &pool, &zone)
+        };
+        let view = read(&endpoints, &volumes, &json!({ "Members": [released, gone, elsewhere, null] }));
         let donor = |name: &str| view.donors[&name.parse::<DonorId>().expect("a name")];
         assert_eq!(donor("d1"), DonorView { is_up: true, free: 3 << 30 });
         assert_eq!((donor("d2"), donor("d3")), (DonorView { is_up: true, free: 0 }, DonorView::default()));
         assert_eq!(view.hosts, [("h1".to_owned(), true), ("h2".to_owned(), false)].into());
-        let found = &view.volumes[&("d1".parse().expect("a name"), 3)];
+        let ld = |ld_id: u8| ("d1".parse::<DonorId>().expect("a name"), ld_id);
+        let found = &view.volumes[&ld(3)];
         assert_eq!((found.bytes, found.host.as_deref(), found.is_settled), (512 << 20, Some("h1"), false));
+        assert_eq!(
+            (found.id.as_str(), found.is_at_host, &found.leaving_hosts),
+            ("07", Some(false), &vec!["h2".to_owned()])
+        );
         assert_eq!((found.is_leaving, &found.label, found.is_in_place), (true, &Some(("h1".into(), 7)), true));
-        assert!(!view.volumes[&("d2".parse().expect("a name"), 0)].is_in_place);
-        assert_eq!(View::of(&Value::Null, &json!({ "Members": 3 })), View::default());
+        assert!(
+            view.volumes.iter().all(|(of, volume)| volume.is_in_place == (*of == ld(3))),
+            "the others are not ours"
+        );
+        assert_eq!(view.released.keys().collect::<Vec<_>>(), [&ld(9)], "no host has the others, or another pool");
+        assert_eq!(view.lds().map(|(of, _)| of.1).collect::<Vec<_>>(), [3, 9]);
+        // A new volume of that name takes the place of the one that was released.
+        released["Name"] = json!("fm-d1-3");
+        let view = read(&endpoints, &volumes, &json!({ "Members": [released] }));
+        assert_eq!(view.lds().map(|(of, volume)| (of.1, volume.id.as_str())).collect::<Vec<_>>(), [(3, "07")]);
+        assert_eq!(read(&Value::Null, &json!({ "Members": 3 }), &Value::Null), View::default());
     }
 }
