@@ -62,6 +62,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
             "JoinTokens": { "@odata.id": format!("{PATH}/JoinTokens") },
             "Certificates": { "@odata.id": format!("{PATH}/Certificates") },
             "Declaration": { "@odata.id": format!("{PATH}/Declaration") },
+            "ReleasedVolumes": { "@odata.id": format!("{PATH}/ReleasedVolumes") },
             "Audit": { "@odata.id": format!("{PATH}/Audit") },
         }),
     ))
