@@ -393,7 +393,8 @@ pub(super) const ROUTES: &[Route] = &[
         &[must("Volumes", Object), may("Match", Object)],
         oem::change_volumes,
     )
-    .with_dry_run(),
+    .with_dry_run()
+    .with_unbind(),
     get(
         "/redfish/v1/Oem/Aquifer/ReleasedVolumes",
         "Released volumes, until hosts and donors have given back what they have of them",

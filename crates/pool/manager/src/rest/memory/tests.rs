@@ -45,3 +45,20 @@ fn a_host_that_keeps_a_volume_is_shown_until_it_has_let_go_even_after_the_releas
         assert_eq!(get(&format!("{RELEASED}/{other}")).0, 404, "{other}");
     }
 }
+
+#[test]
+fn several_volumes_are_changed_under_their_own_etags_and_a_bound_one_is_released_only_when_asked() {
+    const CHANGE: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.ChangeVolumes";
+    let service = new_service();
+    let body = r#"{"Volumes": {"db": null}}"#;
+    let refused = ask(&service, "POST", CHANGE, &format!("if-match: *\n\n{body}"));
+    assert_eq!(refused.0, 400, "{refused:?}");
+    let refused = ask(&service, "POST", CHANGE, &format!("\n{body}"));
+    assert_eq!(refused.0, 409, "{refused:?}");
+    let moved = ask(&service, "POST", CHANGE, "\n{\"Volumes\": {\"db\": {\"spec\": {\"class\": \"rdma\"}}}}");
+    assert_eq!(moved.0, 409, "{moved:?}");
+    assert_eq!(ask(&service, "GET", DB, "").1["Oem"]["Aquifer"]["Host"], "h000", "nothing was changed");
+    let released = ask(&service, "POST", CHANGE, &format!("aquifer-unbind: true\n\n{body}"));
+    assert_eq!(released.0, 200, "{released:?}");
+    assert_eq!(ask(&service, "GET", DB, "").0, 404);
+}
