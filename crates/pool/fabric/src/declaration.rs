@@ -26,6 +26,13 @@ pub struct DeclaredVolume {
     pub host: Option<HostId>,
 }
 
+impl DeclaredVolume {
+    /// Returns what a declaration says of a volume.
+    pub fn of(volume: &Volume) -> DeclaredVolume {
+        DeclaredVolume { spec: volume.spec.clone(), host: volume.host.clone() }
+    }
+}
+
 /// Everything about a pool that people decide.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -54,10 +61,8 @@ impl Declaration {
     }
 
     fn with<'a>(desired: &Desired, volumes: impl Iterator<Item = &'a Volume>) -> Declaration {
-        let declared = volumes.filter(|volume| !volume.released).map(|volume| {
-            let declared = DeclaredVolume { spec: volume.spec.clone(), host: volume.host.clone() };
-            (volume.name.clone(), declared)
-        });
+        let declared = volumes.filter(|volume| !volume.released);
+        let declared = declared.map(|volume| (volume.name.clone(), DeclaredVolume::of(volume)));
         Declaration {
             pools: owned(&desired.pools),
             zones: owned(&desired.zones),

@@ -160,7 +160,7 @@ impl Volume {
 
     /// Returns what it takes from each source. Memory that is given back after an unbind is room for the next binding:
     /// on each source, the larger of that memory and the rest counts, not the sum.
-    pub(crate) fn taken(&self) -> Vec<Choice> {
+    pub fn taken(&self) -> Vec<Choice> {
         let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
         for (_, member) in self.places() {
             let bytes = taken.entry(&member.source).or_default();

@@ -45,6 +45,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod at_hosts;
 mod audit;
 mod bytes;
 mod cause;
@@ -70,6 +71,7 @@ mod volumes;
 mod example;
 
 pub use adopt::NotAdopted;
+pub use at_hosts::{is_at_host, leaving_hosts};
 pub use audit::{Broken, Link, NotALink, Record, Tail, Verifier, verify};
 pub use bytes::{Bytes, NotBytes, SLAB};
 pub use cause::{Cause, NotAnId, REQUEST_ID_BYTES_MAX, RequestId};

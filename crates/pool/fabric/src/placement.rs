@@ -87,11 +87,12 @@ pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
     check_labels(spec)
 }
 
-/// Checks the number and the length of a specification's labels.
+/// Checks the number, the length and the characters of a specification's labels.
 pub(crate) fn check_labels(spec: &VolumeSpec) -> Result<(), Refusal> {
-    let is_short = |text: &String| text.len() <= LABEL_BYTES_MAX;
-    let are_short = spec.labels.iter().all(|(name, value)| is_short(name) && is_short(value));
-    if spec.labels.len() <= LABELS_MAX && are_short { Ok(()) } else { Err(Refusal::Labels) }
+    // A control character in a label could forge a line of a log, or steer the terminal that shows it.
+    let is_plain = |text: &String| text.len() <= LABEL_BYTES_MAX && !text.contains(char::is_control);
+    let are_plain = spec.labels.iter().all(|(name, value)| is_plain(name) && is_plain(value));
+    if spec.labels.len() <= LABELS_MAX && are_plain { Ok(()) } else { Err(Refusal::Labels) }
 }
 
 impl Capacity {

@@ -305,7 +305,7 @@ fn remove_pools_and_zones(desired: &mut Desired, changes: &[Change]) -> Result<(
 
 impl Edit<'_> {
     /// Makes one change of a plan, except changes to pools and zones.
-    fn make(&mut self, change: &Change, draw: &mut impl FnMut() -> VolumeId) -> Result<(), Refusal> {
+    pub fn make(&mut self, change: &Change, draw: &mut impl FnMut() -> VolumeId) -> Result<(), Refusal> {
         let id = |name: &VolumeName| {
             let found = self.desired.volume_named(name).map(|(id, _)| id);
             found.ok_or_else(|| Refusal::UnknownVolume { volume: name.to_string() })

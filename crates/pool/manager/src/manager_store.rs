@@ -50,7 +50,11 @@ impl fmt::Display for ManagerStoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Corrupt(corrupt) => corrupt.fmt(f),
-            Self::Damaged { key, error } => write!(f, "{key} of the state is damaged ({error}); restore a backup"),
+            Self::Damaged { key, error } => write!(
+                f,
+                "{key} of the state is damaged, or newer than this program ({error}); start the newest version that has \
+                 managed this pool, or restore a backup"
+            ),
             Self::NotCommitted(not) => not.fmt(f),
             Self::Store(failure) => failure.fmt(f),
             Self::TermsUsedUp(term) => write!(f, "no term is greater than {term}, the stored one; restore a backup"),

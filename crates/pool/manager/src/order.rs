@@ -80,6 +80,27 @@ impl fmt::Display for Act {
     }
 }
 
+/// Length of a text about an amendment from which on the next change begins another text. An audit record cuts texts
+/// that are longer than 2000 bytes, and a change takes less than 300.
+const TEXT_BYTES: usize = 1600;
+
+/// Returns what an order has changed, for the audit log, as one text or several. An amendment is told by its changes;
+/// every other act says itself what it does.
+pub(crate) fn told(act: &Act, changes: &[String]) -> Vec<String> {
+    if !matches!(act, Act::Amend(_)) {
+        return vec![act.to_string()];
+    }
+    let mut texts: Vec<String> = Vec::new();
+    // A change begins with a sign, for plans.
+    for change in changes.iter().map(|change| change.split_once(' ').map_or(change.as_str(), |(_, what)| what)) {
+        match texts.last_mut().filter(|text| text.len() < TEXT_BYTES) {
+            Some(text) => *text = format!("{text}, {change}"),
+            None => texts.push(change.to_owned()),
+        }
+    }
+    texts
+}
+
 /// A client's order to the writer.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
@@ -101,6 +122,8 @@ pub(crate) enum NotDone {
     /// What is sent of a volume is no declaration; the line says why.
     Malformed(String),
     NotApplied(NotApplied),
+    /// What is sent of a volume cannot be changed while the volume exists.
+    NotInPlace(VolumeName),
     Refused(Refusal),
     /// The store refuses every change, or this one for now; the line says why.
     NotStored(String),
@@ -124,6 +147,11 @@ impl fmt::Display for NotDone {
                 corrupt.cause()
             ),
             Self::NotApplied(not) => not.fmt(f),
+            Self::NotInPlace(name) => write!(
+                f,
+                "only the host, size, labels, presentation and expiry of volume {name} can be changed; release it, then \
+                 create it anew"
+            ),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),
             Self::Malformed(line) | Self::NotStored(line) | Self::Switch(line) | Self::TooLarge(line) => {
@@ -181,12 +209,12 @@ pub(crate) fn change(
         return apply(topology, desired, observed, declaration, draw).map(|_| Vec::new()).map_err(NotDone::NotApplied);
     }
     if let Act::Amend(amendment) = &order.act {
-        let declaration = amendment.applied_to(desired)?;
-        let applied = apply(topology, desired, observed, &declaration, draw);
-        return applied.map(|_| Vec::new()).map_err(|not| match not {
-            NotApplied::Refused { refusal, .. } => NotDone::Refused(refusal),
-            not => NotDone::NotApplied(not),
-        });
+        let (changes, version) = (amendment.changes(desired)?, desired.version);
+        let mut edit = Edit { topology, desired, capacity };
+        changes.iter().try_for_each(|change| edit.make(change, &mut draw))?;
+        // All of it together makes one version.
+        desired.version = desired.version.min(version + 1);
+        return Ok(Vec::new());
     }
     let id = order.act.volume().and_then(|name| desired.volume_named(name)).map(|(id, _)| id);
     let unknown = || NotDone::UnknownVolume(order.act.volume().expect("only acts on volumes ask").clone());
@@ -334,5 +362,18 @@ mod tests {
     fn if_match_takes_lists_and_weak_tags() {
         assert!(matches("*", "\"a\"") && matches("\"b\", W/\"a\"", "\"a\""));
         assert!(!matches("\"b\"", "\"a\"") && !matches("a", "\"a\""));
+    }
+
+    #[test]
+    fn long_amendments_are_told_in_several_texts_that_no_record_cuts() {
+        let act = Act::Amend(Box::default());
+        let changes: Vec<String> =
+            (0..64).map(|number| format!("+ bind volume {} to host h{number}", "v".repeat(63))).collect();
+        let texts = told(&act, &changes);
+        assert!(texts.len() > 1 && texts.iter().all(|text| text.len() <= 2000), "{texts:?}");
+        assert!(texts[0].starts_with("bind volume v"), "{}", texts[0]);
+        let all = texts.join(", ");
+        assert!((0..64).all(|number| all.contains(&format!("to host h{number}"))), "{all}");
+        assert_eq!(told(&Act::Adopt, &changes), ["adopt what is in use"]);
     }
 }

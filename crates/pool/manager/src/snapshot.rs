@@ -101,15 +101,15 @@ impl Snapshot {
         leases.filter(|lease| is_lent(lease.state)).map(|lease| lease.bytes).sum()
     }
 
-    /// Returns what is promised from each donor: reserved, lent, or on its way back.
+    /// Returns what is promised from each donor: reserved, lent, or on its way back. What comes back after an unbind is
+    /// room for the next binding of the volume, and does not count twice.
     pub(crate) fn promised(&self) -> BTreeMap<DonorId, Bytes> {
         let mut promised: BTreeMap<DonorId, Bytes> = BTreeMap::new();
         for volume in self.desired.volumes.values() {
-            let leaving = volume.leaving.values().map(|leaving| &leaving.member);
-            for member in volume.places().map(|(_, member)| member).chain(leaving) {
-                if let Source::Slabs { donor } = &member.source {
-                    let bytes = promised.entry(donor.clone()).or_default();
-                    *bytes = bytes.plus(member.bytes);
+            for taken in volume.taken() {
+                if let Source::Slabs { donor } = taken.source {
+                    let bytes = promised.entry(donor).or_default();
+                    *bytes = bytes.plus(taken.bytes);
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! Tasks: the part of each stored order that reports do not show as done yet. Kept in memory, the newest ones; the
 //! desired state itself does not need them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use aquifer_fabric::{Desired, Millis, Round, Step, Volume, VolumeId};
 
@@ -17,8 +17,8 @@ pub(crate) struct Task {
     pub(crate) id: u64,
     pub(crate) what: String,
     pub(crate) who: String,
-    /// Its volume; `None` stands for the whole pool.
-    pub(crate) volume: Option<VolumeId>,
+    /// Its volumes; `None` stands for the whole pool.
+    pub(crate) volumes: Option<BTreeSet<VolumeId>>,
     pub(crate) started: Millis,
     pub(crate) ended: Option<Millis>,
     /// The largest amount of work that was left in any round so far.
@@ -45,16 +45,16 @@ pub(crate) struct Tasks {
 
 impl Tasks {
     /// Adds a task and returns its number.
-    pub(crate) fn add(&mut self, what: String, who: String, volume: Option<VolumeId>, now: Millis) -> u64 {
+    pub(crate) fn add(&mut self, what: String, who: String, volumes: Option<BTreeSet<VolumeId>>, now: Millis) -> u64 {
         self.last += 1;
         if self.list.len() == TASKS_MAX {
-            self.list.pop_front();
+            self.drop_one();
         }
         self.list.push_back(Task {
             id: self.last,
             what,
             who,
-            volume,
+            volumes,
             started: now,
             ended: None,
             left_max: 0,
@@ -63,16 +63,29 @@ impl Tasks {
         self.last
     }
 
+    /// Drops a task of whoever has the most, so that a program with many orders pushes out nobody else's: the oldest that
+    /// has ended, or else the oldest.
+    fn drop_one(&mut self) {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        self.list.iter().for_each(|task| *counts.entry(&task.who).or_default() += 1);
+        let Some((who, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
+        let oldest =
+            |is_wanted: &dyn Fn(&Task) -> bool| self.list.iter().position(|task| task.who == who && is_wanted(task));
+        let found = oldest(&|task| task.ended.is_some()).or_else(|| oldest(&|_| true));
+        found.map(|index| self.list.remove(index));
+    }
+
     /// Ends the tasks whose volumes are settled, and returns their texts.
     pub(crate) fn end_settled(&mut self, desired: &Desired, round: &Round, now: Millis) -> Vec<String> {
         let mut ended = Vec::new();
         for task in self.list.iter_mut().filter(|task| task.ended.is_none()) {
-            if is_settled(task.volume, desired, round) {
+            if are_settled(task.volumes.as_ref(), desired, round) {
                 task.ended = Some(now);
                 task.percent = 100;
                 ended.push(format!("done: {}", task.what));
             } else {
-                task.see(left(task.volume, desired, round));
+                let left = left(task.volumes.as_ref(), desired, round);
+                task.see(left);
             }
         }
         ended
@@ -81,6 +94,14 @@ impl Tasks {
     /// Returns whether a task is not done yet.
     pub(crate) fn is_any_running(&self) -> bool {
         self.list.iter().any(|task| task.ended.is_none())
+    }
+}
+
+/// Returns whether volumes, or everything, are as they are desired to be.
+fn are_settled(volumes: Option<&BTreeSet<VolumeId>>, desired: &Desired, round: &Round) -> bool {
+    match volumes {
+        None => is_settled(None, desired, round),
+        Some(volumes) => volumes.iter().all(|id| is_settled(Some(*id), desired, round)),
     }
 }
 
@@ -115,9 +136,9 @@ pub(crate) fn unsettled(desired: &Desired, round: &Round) -> usize {
     moving.iter().filter(|id| desired.volumes.contains_key(id)).count()
 }
 
-/// Returns how many steps, waits and departures are left for a volume, or for everything.
-fn left(volume: Option<VolumeId>, desired: &Desired, round: &Round) -> usize {
-    let is_its = |of: Option<VolumeId>| volume.is_none() || of.is_none() || of == volume;
+/// Returns how many steps, waits and departures are left for volumes, or for everything.
+fn left(volumes: Option<&BTreeSet<VolumeId>>, desired: &Desired, round: &Round) -> usize {
+    let is_its = |of: Option<VolumeId>| of.is_none_or(|of| volumes.is_none_or(|volumes| volumes.contains(&of)));
     let steps = round.steps.iter().filter(|step| is_its(volume_of(step))).count();
     let waiting = round.waiting.iter().filter(|waiting| is_its(Some(waiting.volume))).count();
     let leaving = ending(desired).filter(|(id, _)| is_its(Some(*id))).map(|(_, one)| one.leaving.len());
@@ -143,8 +164,6 @@ pub(crate) fn volume_of(step: &Step) -> Option<VolumeId> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use aquifer_fabric::{MemberId, NO_LD, SpanId};
 
     use super::*;
@@ -175,6 +194,29 @@ mod tests {
             let one_by_one = desired.volumes.keys().filter(|id| !is_settled(Some(**id), &desired, &round)).count();
             assert_eq!(unsettled(&desired, &round), one_by_one, "{:?}", round.steps);
         }
+    }
+
+    #[test]
+    fn a_task_of_some_volumes_waits_for_no_other() {
+        let (mut tasks, desired) = (Tasks::default(), Desired::default());
+        for ids in [[1, 2], [2, 3]] {
+            tasks.add(format!("{ids:?}"), "fmapi".into(), Some(ids.map(VolumeId).into()), Millis(1));
+        }
+        let step = Step::Release { donor: "d".parse().expect("a name"), volume: VolumeId(3), member: MemberId(1) };
+        let round = Round { steps: vec![step], ..Round::default() };
+        assert_eq!(tasks.end_settled(&desired, &round, Millis(2)), ["done: [1, 2]"]);
+        assert_eq!(tasks.end_settled(&desired, &Round::default(), Millis(3)), ["done: [2, 3]"]);
+    }
+
+    #[test]
+    fn who_gives_many_orders_pushes_out_nobody_elses_tasks() {
+        let mut tasks = Tasks::default();
+        tasks.add("move".into(), "amy".into(), None, Millis(1));
+        for number in 0..2 * TASKS_MAX {
+            tasks.add(format!("bind {number}"), "fmapi".into(), Some([VolumeId(1)].into()), Millis(2));
+        }
+        assert_eq!((tasks.list.len(), tasks.list[0].what.as_str()), (TASKS_MAX, "move"));
+        assert_eq!(tasks.list[1].what, format!("bind {}", TASKS_MAX + 1), "the oldest of fmapi goes first");
     }
 
     #[test]

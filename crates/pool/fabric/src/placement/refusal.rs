@@ -179,7 +179,8 @@ impl fmt::Display for Refusal {
             Self::IdTaken => f.write_str("the volume id was drawn before; draw another one"),
             Self::Labels => write!(
                 f,
-                "the labels are too many or too long; give {LABELS_MAX} at most, of {LABEL_BYTES_MAX} bytes each"
+                "the labels are too many or too long, or have control characters; give {LABELS_MAX} at most, of \
+                 {LABEL_BYTES_MAX} bytes of text each"
             ),
             Self::NameTaken { name } => {
                 write!(f, "there is already a volume {name}; choose another name, or release that one")

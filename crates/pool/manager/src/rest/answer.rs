@@ -98,6 +98,7 @@ impl From<NotDone> for Problem {
             NotDone::TooLarge(_) => (413, "Base.1.18.GeneralError"),
             NotDone::Inconsistent(_) => (409, "Base.1.18.GeneralError"),
             NotDone::Switch(_) => (409, "Base.1.18.ResourceInUse"),
+            NotDone::NotInPlace(_) => (409, "Base.1.18.ResourceInUse"),
             NotDone::NotApplied(_) => (409, "AquiferFabric.1.0.NotApplied"),
             NotDone::Refused(refusal) => match refusal {
                 Refusal::UnknownVolume { .. } | Refusal::UnknownHost { .. } | Refusal::UnknownPool { .. } => {

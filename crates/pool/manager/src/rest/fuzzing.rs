@@ -88,45 +88,48 @@ impl Peers for Idle {
     }
 }
 
-/// Returns a service whose state is in memory, with its writer on a thread.
+/// Returns the service that all requests for fuzzing get to.
 fn service() -> &'static Service {
     static SERVICE: OnceLock<Service> = OnceLock::new();
-    SERVICE.get_or_init(|| {
-        let gib64 = Bytes(64 << 30);
-        let rack = SimulatedConfig {
-            donors: 4,
-            donor_capacity: gib64,
-            hosts: 2,
-            devices: 2,
-            device_capacity: gib64,
-            directory: None,
-            kill_at_effect: None,
-        };
-        let shared = Arc::new(Shared::default());
-        let store = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
-        let peers = Box::new(Idle { topology: Arc::new(topology(&rack)) });
-        let writer = Writer::start(Arc::clone(&shared), store, Tenure::ForEver, peers, 60_000, now());
-        let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));
-        let declaration: Declaration = serde_json::from_str(DECLARATION).expect("a declaration");
-        let cause = Cause { request: "trial".parse().expect("an id"), traceparent: None };
-        let act = Act::Apply(Box::new(declaration));
-        let order = Order { act, who: "amy".into(), if_match: None, is_dry_run: false, cause };
-        let answer = Box::new(|outcome: Result<Done, NotDone>| drop(outcome.expect("it can be applied")));
-        writer.round(vec![Posted::Order(order, answer)], now()).unwrap_or_else(|stop| panic!("{stop}"));
-        let (orders, posted) = sync_channel(16);
-        let of_writer = Arc::clone(&shared);
-        std::thread::spawn(move || write(writer, &posted, &of_writer));
-        Service {
-            shared,
-            sessions: Arc::new(Mutex::new(Sessions::none(SessionsConfig::default()))),
-            hashing: Default::default(),
-            position: Position::Leader { orders }.into(),
-            directory: "/nonexistent".into(),
-            console: Console::default(),
-            issuance: None,
-            is_ending: false.into(),
-        }
-    })
+    SERVICE.get_or_init(new_service)
+}
+
+/// Returns a service whose state is in memory, with its writer on a thread.
+pub(super) fn new_service() -> Service {
+    let gib64 = Bytes(64 << 30);
+    let rack = SimulatedConfig {
+        donors: 4,
+        donor_capacity: gib64,
+        hosts: 2,
+        devices: 2,
+        device_capacity: gib64,
+        directory: None,
+        kill_at_effect: None,
+    };
+    let shared = Arc::new(Shared::default());
+    let store = ManagerStore::open(Box::new(MemoryStore::default()), CrashPoint::default()).expect("it is empty");
+    let peers = Box::new(Idle { topology: Arc::new(topology(&rack)) });
+    let writer = Writer::start(Arc::clone(&shared), store, Tenure::ForEver, peers, 60_000, now());
+    let mut writer = writer.unwrap_or_else(|stop| panic!("{stop}"));
+    let declaration: Declaration = serde_json::from_str(DECLARATION).expect("a declaration");
+    let cause = Cause { request: "trial".parse().expect("an id"), traceparent: None };
+    let act = Act::Apply(Box::new(declaration));
+    let order = Order { act, who: "amy".into(), if_match: None, is_dry_run: false, cause };
+    let answer = Box::new(|outcome: Result<Done, NotDone>| drop(outcome.expect("it can be applied")));
+    writer.round(vec![Posted::Order(order, answer)], now()).unwrap_or_else(|stop| panic!("{stop}"));
+    let (orders, posted) = sync_channel(16);
+    let of_writer = Arc::clone(&shared);
+    std::thread::spawn(move || write(writer, &posted, &of_writer));
+    Service {
+        shared,
+        sessions: Arc::new(Mutex::new(Sessions::none(SessionsConfig::default()))),
+        hashing: Default::default(),
+        position: Position::Leader { orders }.into(),
+        directory: "/nonexistent".into(),
+        console: Console::default(),
+        issuance: None,
+        is_ending: false.into(),
+    }
 }
 
 fn write(mut writer: Writer, posted: &Receiver<Posted>, shared: &Shared) {
@@ -140,7 +143,7 @@ fn write(mut writer: Writer, posted: &Receiver<Posted>, shared: &Shared) {
 }
 
 /// Resets accounts and subscriptions, and returns the token of a session with this role.
-fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
+pub(super) fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
     *service.shared.subscriptions() = Subscriptions::default();
     let mut sessions = service.sessions();
     sessions.sessions.clear();
@@ -157,7 +160,7 @@ fn reset(service: &Service, wanted: Option<Role>) -> Option<String> {
 }
 
 /// Parses a request. Returns `None` if the bytes are not text or have no request line.
-fn parse(text: &str) -> Option<Request> {
+pub(super) fn parse(text: &str) -> Option<Request> {
     let (head, body) = text.split_once("\n\n").unwrap_or((text, ""));
     let mut lines = head.lines();
     let mut words = lines.next()?.split(' ');

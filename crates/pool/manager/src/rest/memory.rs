@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_fabric::{Bytes, DonorId, HostId, PoolId, Source, Volume, VolumeId, VolumeName, VolumeSpec};
+use aquifer_fabric::{
+    Bytes, DonorId, HostId, PoolId, Source, Volume, VolumeId, VolumeName, VolumeSpec, is_at_host, leaving_hosts,
+};
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
@@ -20,6 +22,7 @@ use crate::writer::Done;
 
 const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
 const CONNECTIONS: &str = "/redfish/v1/Fabrics/Aquifer/Connections";
+const RELEASED: &str = "/redfish/v1/Oem/Aquifer/ReleasedVolumes";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
 
 fn link(path: String) -> Value {
@@ -84,6 +87,7 @@ fn volume_body(call: &Call<'_>, (id, volume): (VolumeId, &Volume)) -> Value {
         .collect();
     let endpoints: Vec<Value> = volume.host.iter().map(|host| link(format!("{ENDPOINTS}/Host.{host}"))).collect();
     let connection = volume.host.as_ref().map(|_| link(format!("{CONNECTIONS}/{name}")));
+    let (desired, observed) = (&call.snapshot.desired, &call.snapshot.observed);
     json!({
         "@odata.id": path, "@odata.type": "#MemoryChunks.v1_6_2.MemoryChunks", "@odata.etag": etag(volume),
         "Id": name, "Name": name, "AddressRangeType": "Volatile", "MemoryChunkSizeMiB": volume.spec.size.0 >> 20,
@@ -92,8 +96,38 @@ fn volume_body(call: &Call<'_>, (id, volume): (VolumeId, &Volume)) -> Value {
         "Actions": { "Oem": { "#AquiferMemoryChunk.Move":
             { "target": format!("{path}/Actions/Oem/AquiferMemoryChunk.Move") } } },
         "Oem": { "Aquifer": { "VolumeId": id, "Host": volume.host, "Spec": volume.spec, "Members": members,
+                              "IsAtHost": is_at_host(desired, observed, id, volume),
+                              "LeavingHosts": leaving_hosts(desired, observed, id, volume),
                               "Leaving": volume.leaving.len(), "Connection": connection } },
     })
+}
+
+/// Returns the body of a volume that was released. Its id names it, since another volume may have its name by now.
+fn released_body(call: &Call<'_>, id: VolumeId) -> Option<Value> {
+    let (desired, observed) = (&call.snapshot.desired, &call.snapshot.observed);
+    let volume = desired.volumes.get(&id).filter(|volume| volume.released)?;
+    Some(json!({
+        "@odata.id": format!("{RELEASED}/{id}"), "Id": id, "Name": volume.name,
+        "@odata.type": "#AquiferReleasedVolume.v1_0_0.AquiferReleasedVolume",
+        "Status": { "State": "Updating", "Health": "OK" },
+        "Oem": { "Aquifer": { "VolumeId": id, "Spec": volume.spec, "Leaving": volume.leaving.len(),
+                              "LeavingHosts": leaving_hosts(desired, observed, id, volume) } },
+    }))
+}
+
+pub(super) fn released_volumes(call: &Call<'_>) -> Result<Answer, Problem> {
+    let volumes = &call.snapshot.desired.volumes;
+    let released = volumes.ending().filter(|id| volumes.get(id).is_some_and(|volume| volume.released));
+    let ids: Vec<String> = released.map(|id| id.to_string()).collect();
+    let body = |id: &str| released_body(call, VolumeId::try_from(id.to_owned()).ok()?);
+    let kind = "AquiferReleasedVolumeCollection";
+    Ok(Answer::of(200, collection(RELEASED, kind, "Released volumes", &call.query, &ids, body)))
+}
+
+pub(super) fn released_volume(call: &Call<'_>) -> Result<Answer, Problem> {
+    let id = VolumeId::try_from(call.name().to_owned()).ok();
+    let body = id.and_then(|id| released_body(call, id)).ok_or_else(|| Problem::not_found(call.path))?;
+    Ok(Answer::of(200, body))
 }
 
 /// Refuses a volume that is not in the pool of the path.
@@ -220,3 +254,6 @@ pub(super) fn unbind(call: &Call<'_>) -> Result<Answer, Problem> {
     let done = call.order(Act::Unbind(call.named()?), call.is_dry_run())?;
     Ok(answered(call, 200, &done, None))
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,6 +63,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
             "JoinTokens": { "@odata.id": format!("{PATH}/JoinTokens") },
             "Certificates": { "@odata.id": format!("{PATH}/Certificates") },
             "Declaration": { "@odata.id": format!("{PATH}/Declaration") },
+            "ReleasedVolumes": { "@odata.id": format!("{PATH}/ReleasedVolumes") },
             "Audit": { "@odata.id": format!("{PATH}/Audit") },
         }),
     ))
@@ -103,8 +104,13 @@ pub(super) fn apply(call: &Call<'_>) -> Result<Answer, Problem> {
 /// Changes several volumes, all of them or none.
 pub(super) fn change_volumes(call: &Call<'_>) -> Result<Answer, Problem> {
     let amendment = Amendment::deserialize(Value::Object(call.body.clone()));
-    let amendment = amendment.map_err(|error| Problem::value("Volumes", format!("{error}; see docs/fabric.md")))?;
+    let mut amendment = amendment.map_err(|error| Problem::value("Volumes", format!("{error}; see docs/fabric.md")))?;
     amendment.check().map_err(|line| Problem::value("Volumes", line))?;
+    if call.request.header("if-match").is_some() {
+        let what = "If-Match has one ETag, and this request may change several volumes";
+        return Err(Problem::new(400, "Base.1.18.HeaderInvalid", what, "name the ETag of each volume in Match"));
+    }
+    amendment.unbinds = call.unbinds();
     let done = call.order(Act::Amend(Box::new(amendment)), call.is_dry_run())?;
     Ok(Answer::of(200, plan_body(&done)))
 }

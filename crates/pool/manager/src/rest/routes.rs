@@ -393,7 +393,14 @@ pub(super) const ROUTES: &[Route] = &[
         &[must("Volumes", Object), may("Match", Object)],
         oem::change_volumes,
     )
-    .with_dry_run(),
+    .with_dry_run()
+    .with_unbind(),
+    get(
+        "/redfish/v1/Oem/Aquifer/ReleasedVolumes",
+        "Released volumes, until hosts and donors have given back what they have of them",
+        memory::released_volumes,
+    ),
+    get("/redfish/v1/Oem/Aquifer/ReleasedVolumes/{VolumeId}", "A released volume", memory::released_volume),
     change(Post, "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Adopt", "Adopt what is in use", &[], oem::adopt)
         .with_dry_run()
         .by(Administrator),

@@ -29,12 +29,14 @@ pub(super) fn service(_: &Call<'_>) -> Result<Answer, Problem> {
 
 fn task_body(task: &Task) -> Value {
     let state = if task.ended.is_some() { "Completed" } else { "Running" };
+    let mut volumes = task.volumes.iter().flatten();
+    let only = volumes.next().filter(|_| volumes.next().is_none());
     json!({
         "@odata.id": format!("{TASKS}/{}", task.id), "@odata.type": "#Task.v1_7_4.Task", "Id": task.id.to_string(),
         "Name": task.what, "TaskState": state, "TaskStatus": "OK", "PercentComplete": task.percent,
         "StartTime": date(task.started), "EndTime": task.ended.map(date),
         "TaskMonitor": format!("{MONITORS}/{}", task.id),
-        "Oem": { "Aquifer": { "Who": task.who, "VolumeId": task.volume } },
+        "Oem": { "Aquifer": { "Who": task.who, "VolumeId": only, "VolumeIds": task.volumes } },
     })
 }
 

@@ -3,6 +3,7 @@
 
 //! Ends that lie: about terms, and about what they have. They stop nobody, and leave nothing behind in the store.
 
+mod amendments;
 mod refusals;
 
 use std::sync::mpsc::{Receiver, channel};

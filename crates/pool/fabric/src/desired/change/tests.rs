@@ -376,3 +376,15 @@ fn labels_have_bounds() {
         }
     });
 }
+
+#[test]
+fn a_label_is_text_without_control_characters() {
+    let refused = |name: &str, value: &str| {
+        let labels = [(name.to_owned(), value.to_owned())].into();
+        crate::placement::check_labels(&VolumeSpec { labels, ..spec(1, LatencyClass::Tcp) }) == Err(Refusal::Labels)
+    };
+    assert!(!refused("fm-vppb", "h1/3") && !refused("name", "für Köche, 猫") && !refused("", ""));
+    for control in ["\n", "\r", "\0", "\u{1b}[2J", "\u{7f}", "\u{9b}"] {
+        assert!(refused(control, "x") && refused("x", control), "{control:?}");
+    }
+}
