@@ -5,7 +5,7 @@
 
 use aquifer_fmapi::{Dialect, Response, ReturnCode};
 
-use crate::orders::{Ending, Order};
+use crate::orders::Ordered;
 use crate::outcome::{Effect, Event, Outcome};
 
 /// The sender of a request.
@@ -33,17 +33,15 @@ pub(crate) struct Context {
     pub room: usize,
     /// The results of the command so far.
     pub outcome: Outcome,
-    /// Set by a command whose answer waits for the driver: what it orders.
-    pub order: Option<Order>,
-    /// How the order of this command has ended, when the command is carried out for the second time.
-    pub decision: Option<Ending>,
+    /// Set by a command whose answer waits for the driver: what it orders. The answer that it returns is not sent.
+    pub ordered: Option<Ordered>,
 }
 
 impl Context {
     /// Returns a context without a request: time passes, a host acts, or a failure is injected.
     pub fn of_nobody(now_ns: u64) -> Self {
         let connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
-        Self { now_ns, connection, room: 0, outcome: Outcome::default(), order: None, decision: None }
+        Self { now_ns, connection, room: 0, outcome: Outcome::default(), ordered: None }
     }
 
     /// Adds an effect, for the driver to carry out.

@@ -123,9 +123,9 @@ impl Device {
     }
 
     /// Returns the answer to a command of sets 54h and 56h; None for other sets. `bound` has a bit for each logical
-    /// device that is bound; `is_busy` says whether the driver has an order.
-    pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16, is_busy: bool) -> Option<Answer> {
-        let answer = self.answer_for_lds(context, request, bound, is_busy);
+    /// device that is bound.
+    pub fn answer(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
+        let answer = self.answer_for_lds(context, request, bound);
         let answer = answer.or_else(|| self.qos.answer(context, request));
         let Some(capacity) = &mut self.capacity else { return answer };
         answer.or_else(|| capacity.answer(context, &mut self.component, request))

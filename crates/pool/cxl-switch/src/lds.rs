@@ -10,7 +10,6 @@ use aquifer_fmapi::{
 
 use crate::context::{Answer, Context};
 use crate::device::{Device, UNIT_BYTES};
-use crate::orders::{Ending, Order};
 use crate::outcome::Effect;
 use crate::qos::TELEMETRY;
 
@@ -20,13 +19,7 @@ const ALLOCATION_BYTES: usize = 16;
 
 impl Device {
     /// Answers a command of this set. Returns `None` for a command of another set.
-    pub(crate) fn answer_for_lds(
-        &mut self,
-        context: &mut Context,
-        request: &Request,
-        bound: u16,
-        is_busy: bool,
-    ) -> Option<Answer> {
+    pub(crate) fn answer_for_lds(&mut self, context: &mut Context, request: &Request, bound: u16) -> Option<Answer> {
         Some(match request {
             Request::GetLdCapabilities(_) => Ok(Response::GetLdCapabilities(LdCapabilities {
                 memory_bytes: self.config.memory_mib << 20,
@@ -34,9 +27,7 @@ impl Device {
                 qos_telemetry: if self.is_driven { 0 } else { TELEMETRY },
             })),
             Request::GetLdAllocations(get) => self.allocations(context, get).map(Response::GetLdAllocations),
-            Request::SetLdAllocations(set) => {
-                self.set_allocations(context, set, bound, is_busy).map(Response::SetLdAllocations)
-            }
+            Request::SetLdAllocations(set) => self.set_allocations(context, set, bound).map(Response::SetLdAllocations),
             _ => return None,
         })
     }
@@ -55,52 +46,57 @@ impl Device {
         })
     }
 
-    /// Sets all allocations or none, so that the manager need not find out which ones were set. Refuses to change the
-    /// allocation of a bound logical device, because its host is using it.
-    ///
-    /// In a driven switch, the driver decides, and the request comes again with its decision.
+    /// Sets all allocations or none, so that the manager need not find out which ones were set.
     fn set_allocations(
         &mut self,
         context: &mut Context,
         set: &SetLdAllocations,
         bound: u16,
-        is_busy: bool,
     ) -> Result<NewLdAllocations, ReturnCode> {
-        match context.decision {
-            None => self.check_allocations(set, bound)?,
-            Some(Ending::Done) => {}
-            Some(ending) => return Err(ending.return_code()),
+        self.check_allocations(context, set, bound)?;
+        for (ld_id, allocation) in (set.first_ld_id..).zip(&set.allocations) {
+            self.set_allocation(context, ld_id, *allocation);
         }
-        let first = usize::from(set.first_ld_id);
-        let end = first + set.allocations.len();
-        let is_changed = (first..end).any(|ld_id| self.changes(set, ld_id));
-        if self.is_driven && is_changed && context.decision.is_none() {
-            if is_busy {
-                return Err(ReturnCode::BUSY);
-            }
-            context.order = Some(self.order_of(set)?);
-            // Nobody gets this answer.
-            return Err(ReturnCode::RETRY_REQUIRED);
+        Ok(NewLdAllocations { first_ld_id: set.first_ld_id, allocations: set.allocations.clone() })
+    }
+
+    /// Returns what a request orders in a driven switch: the size in bytes of each logical device that it lists. Those
+    /// that it would not change are among them, because only the driver knows whether the pool still has them so. The
+    /// driver knows no ranges: all memory is in the first one.
+    pub(crate) fn order_allocations(
+        &self,
+        context: &Context,
+        set: &SetLdAllocations,
+        bound: u16,
+    ) -> Result<Vec<(u8, u64)>, ReturnCode> {
+        self.check_allocations(context, set, bound)?;
+        if set.allocations.iter().any(|allocation| allocation.range_2 != 0) {
+            return Err(ReturnCode::INVALID_INPUT);
         }
-        for (ld_id, allocation) in (first..).zip(&set.allocations) {
-            if self.lds[ld_id].allocation != *allocation {
-                let ld = &mut self.lds[ld_id];
-                ld.allocation = *allocation;
-                self.renew_memory(context, ld_id as u8);
-            }
+        let bytes = set.allocations.iter().map(|allocation| allocation.range_1 * UNIT_BYTES);
+        Ok((set.first_ld_id..).zip(bytes).collect())
+    }
+
+    /// Gives logical devices the sizes that the driver has given them. Returns the answer to the request.
+    pub(crate) fn apply_order(&mut self, context: &mut Context, lds: &[(u8, u64)]) -> NewLdAllocations {
+        let mut allocations = Vec::new();
+        for (ld_id, bytes) in lds {
+            self.resize_ld(context, *ld_id, bytes / UNIT_BYTES);
+            allocations.push(self.lds[usize::from(*ld_id)].allocation);
         }
-        let allocations = self.lds[first..end].iter().map(|ld| ld.allocation).collect();
-        Ok(NewLdAllocations { first_ld_id: set.first_ld_id, allocations })
+        NewLdAllocations { first_ld_id: lds.first().map_or(0, |(ld_id, _)| *ld_id), allocations }
     }
 
     fn changes(&self, set: &SetLdAllocations, ld_id: usize) -> bool {
         self.lds[ld_id].allocation != set.allocations[ld_id - usize::from(set.first_ld_id)]
     }
 
-    fn check_allocations(&self, set: &SetLdAllocations, bound: u16) -> Result<(), ReturnCode> {
-        let first = usize::from(set.first_ld_id);
-        let end = first + set.allocations.len();
-        if set.allocations.is_empty() || end > self.lds.len() {
+    /// Refuses what cannot be, and an answer that would be too long, before anything is changed. Refuses to change the
+    /// allocation of a bound logical device, because its host is using it.
+    fn check_allocations(&self, context: &Context, set: &SetLdAllocations, bound: u16) -> Result<(), ReturnCode> {
+        let (first, count) = (usize::from(set.first_ld_id), set.allocations.len());
+        let end = first + count;
+        if count == 0 || end > self.lds.len() || count > context.entries(ANSWER_BYTES, ALLOCATION_BYTES) {
             return Err(ReturnCode::INVALID_INPUT);
         }
         let others = self.lds.iter().enumerate().filter(|(ld_id, _)| !(first..end).contains(ld_id));
@@ -116,20 +112,12 @@ impl Device {
         Ok(())
     }
 
-    /// Returns the order that a request leads to. The driver knows no ranges: all memory is in the first one.
-    fn order_of(&self, set: &SetLdAllocations) -> Result<Order, ReturnCode> {
-        if set.allocations.iter().any(|allocation| allocation.range_2 != 0) {
-            return Err(ReturnCode::INVALID_INPUT);
-        }
-        let all = (usize::from(set.first_ld_id)..).zip(&set.allocations);
-        let changed = all.filter(|(ld_id, _)| self.changes(set, *ld_id));
-        let lds = changed.map(|(ld_id, allocation)| (ld_id as u8, allocation.range_1 * UNIT_BYTES)).collect();
-        Ok(Order::Allocate { device: self.index, lds })
-    }
-
     /// Gives a logical device another size, as its driver says.
     pub(crate) fn resize_ld(&mut self, context: &mut Context, ld_id: u8, units: u64) {
-        let allocation = LdAllocation { range_1: units, range_2: 0 };
+        self.set_allocation(context, ld_id, LdAllocation { range_1: units, range_2: 0 });
+    }
+
+    fn set_allocation(&mut self, context: &mut Context, ld_id: u8, allocation: LdAllocation) {
         let ld = &mut self.lds[usize::from(ld_id)];
         if ld.allocation != allocation {
             ld.allocation = allocation;

@@ -7,6 +7,7 @@ use std::fmt;
 
 use aquifer_fmapi::{DecodeFailure, EventLog, EventRecord, Extent};
 
+use crate::injection::AnswerFailure;
 use crate::orders::Order;
 
 /// What one step led to.
@@ -23,11 +24,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds what a further step led to.
-    pub(crate) fn append(&mut self, mut other: Outcome) {
-        self.replies.append(&mut other.replies);
-        self.events.append(&mut other.events);
-        self.effects.append(&mut other.effects);
+    /// Adds an answer, which fails as it was injected.
+    pub(crate) fn answer(&mut self, reply: Reply, failure: Option<&AnswerFailure>) {
+        match failure {
+            Some(failure) => self.replies.extend(failure.spoil(reply)),
+            None => self.replies.push(reply),
+        }
     }
 }
 

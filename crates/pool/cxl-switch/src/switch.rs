@@ -118,19 +118,12 @@ impl Switch {
         let failure = request.and_then(|header| self.injections.take(header.opcode));
         let code = failure.as_ref().and_then(|failure| failure.return_code());
         let answer = self.converse(&mut context, Cci::Switch, bytes, code);
-        match (context.order.take(), answer) {
-            (Some(order), Ok(_)) => self.order_and_wait(&mut context, order, bytes, failure),
+        match (context.ordered.take(), answer) {
+            (Some(ordered), _) => self.order_and_wait(&mut context, ordered, failure),
             (_, Ok(answer)) => {
-                let reply = Reply {
-                    connection: connection.id,
-                    due_ns: context.now_ns,
-                    bytes: answer.encode(connection.dialect),
-                    is_of_order: false,
-                };
-                match failure {
-                    Some(failure) => context.outcome.replies.extend(failure.spoil(reply)),
-                    None => context.outcome.replies.push(reply),
-                }
+                let bytes = answer.encode(connection.dialect);
+                let reply = Reply { connection: connection.id, due_ns: context.now_ns, bytes, is_of_order: false };
+                context.outcome.answer(reply, failure.as_ref());
             }
             (_, Err(refusal)) => context.outcome.refusal = Some(refusal),
         }
@@ -154,7 +147,7 @@ impl Switch {
         self.now_ns = self.now_ns.max(now_ns);
         let mut context = Context::of_nobody(self.now_ns);
         self.end_background(&mut context);
-        self.end_late_order(&mut context);
+        self.end_late_request(&mut context);
         self.raise_links(&mut context);
         context
     }
@@ -216,6 +209,9 @@ impl Switch {
             if out.bytes.len() > context.room { Err(ReturnCode::INVALID_INPUT) } else { Ok(response) }
         });
         context.room = room;
+        if let Some(ordered) = &mut context.ordered {
+            ordered.headers.push(header);
+        }
         Ok(match answer {
             Ok(response) => Message::answer(&header, ReturnCode::SUCCESS, Some(&response), dialect),
             Err(code) => Message::answer(&header, code, None, dialect),
@@ -264,8 +260,8 @@ impl Switch {
             return Some(answer);
         }
         let answer = self.answer_of_heads(context, device, request);
-        let is_busy = self.is_busy();
-        let answer = answer.or_else(|| self.devices[device].answer(context, request, bound, is_busy));
+        let answer = answer.or_else(|| self.answer_of_driver(context, device, request));
+        let answer = answer.or_else(|| self.devices[device].answer(context, request, bound));
         answer.or_else(|| self.answer_of_tunnels(context, at, request))
     }
 }

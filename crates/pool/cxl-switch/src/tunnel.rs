@@ -37,10 +37,6 @@ impl Switch {
     fn pass_on(&mut self, context: &mut Context, at: Cci, tunnel: &Tunnel) -> Answer {
         let id = tunnel.port_or_ld_id;
         let to = match (at, tunnel.target) {
-            // What the driver has decided is answered even if the device has left meanwhile.
-            (Cci::Switch, TunnelTarget::PortOrLd) if context.decision.is_some() => {
-                Cci::Device(self.device_of_port(id).ok_or(ReturnCode::INVALID_INPUT)?)
-            }
             (Cci::Switch, TunnelTarget::PortOrLd) => Cci::Device(self.reach(id)?),
             (Cci::Device(device), TunnelTarget::PortOrLd) if usize::from(id) < self.devices[device].lds.len() => {
                 Cci::Ld(device, id)

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! In a driven switch, the driver ends an operation (`orders.rs`), and may say that a vPPB is in progress without one
-//! (`adopted.rs`).
+//! (`adopted.rs`). So a vPPB that is being bound can be unbound there, and is as before if that is refused.
 //!
 //! The simulated host lets go when asked, so that all three ways of unbinding take the same time. The injection
 //! `BackgroundStalls` simulates a host that does not.
@@ -143,9 +143,7 @@ impl Switch {
     }
 
     fn bind(&mut self, context: &mut Context, bind: &BindVppb) -> Answer {
-        if self.is_busy() {
-            return Err(ReturnCode::BUSY);
-        }
+        self.check_idle()?;
         let target = self.target(bind).ok_or(ReturnCode::INVALID_INPUT)?;
         if !self.vcs_is_enabled(bind.vcs_id) || self.targets().any(|taken| taken.overlaps(&target)) {
             return Err(ReturnCode::INVALID_INPUT);
@@ -160,10 +158,8 @@ impl Switch {
         if is_driven {
             self.check_driven(bind.vcs_id, target)?;
         }
-        if let Some(vppb) = self.vppb(bind.vcs_id, bind.vppb_id) {
-            *vppb = VppbState::Binding(target);
-        }
-        self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target })
+        let before = VppbState::Unbound;
+        self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target, before })
     }
 
     /// Refuses a bind that the driver could not carry out: without memory, or where one of the two does not answer.
@@ -182,9 +178,14 @@ impl Switch {
         self.vcs_enabled.get(usize::from(vcs_id)).copied().unwrap_or_default()
     }
 
-    /// Returns whether another operation has to end before one can begin.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.background.is_running() || self.orders.is_running()
+    /// Refuses what cannot begin before something else has ended. Busy refers a manager to the background operation,
+    /// whose status says when it ends; a request that waits for the driver is none.
+    pub(crate) fn check_idle(&self) -> Result<(), ReturnCode> {
+        match (self.background.is_running(), self.orders.is_waiting()) {
+            (true, _) => Err(ReturnCode::BUSY),
+            (false, true) => Err(ReturnCode::RETRY_REQUIRED),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Returns the target that a request names. For an empty port or SLD, the LD id is FFFFh; one peer's manager sends
@@ -205,91 +206,85 @@ impl Switch {
     }
 
     fn unbind(&mut self, context: &mut Context, unbind: &UnbindVppb) -> Answer {
-        if self.is_busy() {
-            return Err(ReturnCode::BUSY);
-        }
+        self.check_idle()?;
         if let UnbindOption::Reserved(_) = unbind.option {
             return Err(ReturnCode::INVALID_INPUT);
         }
         let is_driven = self.orders.is_driven();
         let Some(vppb) = self.vppb(unbind.vcs_id, unbind.vppb_id) else { return Err(ReturnCode::INVALID_INPUT) };
-        let target = match *vppb {
+        let before = *vppb;
+        let target = match before {
             VppbState::Bound(target) => target,
             // What the host never takes can be unbound again.
             VppbState::Binding(target) if is_driven => target,
             VppbState::Unbinding(_) if is_driven => return Err(ReturnCode::RETRY_REQUIRED),
             _ => return Err(ReturnCode::INVALID_INPUT),
         };
-        *vppb = VppbState::Unbinding(target);
-        self.start(context, Job { is_bind: false, vcs_id: unbind.vcs_id, vppb_id: unbind.vppb_id, target })
+        self.start(context, Job { is_bind: false, vcs_id: unbind.vcs_id, vppb_id: unbind.vppb_id, target, before })
     }
 
     fn start(&mut self, context: &mut Context, job: Job) -> Answer {
-        let duration_ns = self.orders.limit_ns().unwrap_or(self.config.bind_ms * NS_PER_MS);
-        self.background.start(context.now_ns, duration_ns, job);
-        if self.orders.is_driven() {
-            self.background.leave_to_driver();
-            self.order_job(context, &job);
+        if let Some(vppb) = self.vppb(job.vcs_id, job.vppb_id) {
+            *vppb = if job.is_bind { VppbState::Binding(job.target) } else { VppbState::Unbinding(job.target) };
+        }
+        match self.orders.limit_ns() {
+            Some(limit_ns) => {
+                let order_id = self.order_job(context, &job);
+                self.background.start_ordered(context.now_ns, limit_ns, job, order_id);
+            }
+            None => self.background.start(context.now_ns, self.config.bind_ms * NS_PER_MS, job),
         }
         Err(ReturnCode::BACKGROUND_STARTED)
     }
 
     /// Ends the operation that is due, if one is.
     pub(crate) fn end_background(&mut self, context: &mut Context) {
-        if let Some((job, return_code)) = self.background.due(context.now_ns) {
-            self.conclude_job(context, job, return_code);
-        }
-    }
-
-    /// Ends the operation as its driver says. Where the end is unknown, the vPPB stays in progress until the next
-    /// adopted state shows what it is.
-    pub(crate) fn end_job(&mut self, context: &mut Context, ending: Ending) {
-        let Some(job) = self.background.job() else { return };
-        if let Ending::Unknown(_) = ending {
-            self.background.end(ending.return_code());
-            self.component.background_ended();
-        } else {
-            self.conclude_job(context, job, ending.return_code());
+        if let Some(ending) = self.background.due(context.now_ns) {
+            self.end_job(context, ending);
         }
     }
 
     /// Answers Request Abort Background Operation (0005h). The answer is the same if an operation is so near its end
     /// that it is not aborted.
     pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
-        if let Some(job) = self.background.abortable(context.now_ns) {
-            self.conclude_job(context, job, ReturnCode::ABORTED);
+        if self.background.can_abort(context.now_ns) {
+            self.end_job(context, Ending::Refused(ReturnCode::ABORTED));
         }
         Ok(Response::AbortBackground(Empty {}))
     }
 
-    /// Ends the operation with this return code. If the logical device was pulled out meanwhile, a bind fails, and an
-    /// unbind is done.
-    fn conclude_job(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
-        let Job { is_bind, vcs_id, vppb_id, target } = job;
+    /// Ends the operation. If the logical device was pulled out meanwhile, a bind fails, and an unbind is done. Where
+    /// the end is unknown, the vPPB stays in progress until the next adopted state shows what it is.
+    pub(crate) fn end_job(&mut self, context: &mut Context, ending: Ending) {
+        let Some(job) = self.background.job() else { return };
+        let Job { is_bind, vcs_id, vppb_id, target, before } = job;
         // A port stays bound, for a later device. A driver has looked itself whether the device is there.
         let is_there = self.orders.is_driven() || target.ld_id.is_none() || self.device_at(target.port_id).is_some();
-        let return_code = match (is_there, is_bind) {
-            (false, true) if wanted == ReturnCode::SUCCESS => ReturnCode::INTERNAL_ERROR,
-            (false, false) => ReturnCode::SUCCESS,
-            _ => wanted,
+        let ending = match (is_there, is_bind, ending) {
+            (false, true, Ending::Done) => Ending::Refused(ReturnCode::INTERNAL_ERROR),
+            (false, false, _) => Ending::Done,
+            _ => ending,
         };
-        let is_done = return_code == ReturnCode::SUCCESS;
-        let binding = if is_bind == is_done { VppbState::Bound(target) } else { VppbState::Unbound };
+        self.background.end(ending.return_code());
+        self.component.background_ended();
+        let (binding, log) = match ending {
+            Ending::Done if is_bind => (VppbState::Bound(target), EventLog::Informational),
+            Ending::Done => (VppbState::Unbound, EventLog::Informational),
+            Ending::Refused(_) => (before, EventLog::Warning),
+            Ending::Unknown(_) => return,
+        };
         if let Some(vppb) = self.vppb(vcs_id, vppb_id) {
             *vppb = binding;
         }
-        self.background.end(return_code);
-        self.component.background_ended();
-        let log = if is_done { EventLog::Informational } else { EventLog::Warning };
         self.note_binding(context, log, vcs_id, vppb_id, binding);
         let Target { port_id, ld_id } = target;
-        match (is_done, is_bind) {
-            (true, true) => context.effect(Effect::Bound { vcs_id, vppb_id, port_id, ld_id }),
-            (true, false) => {
+        match (ending, is_bind) {
+            (Ending::Done, true) => context.effect(Effect::Bound { vcs_id, vppb_id, port_id, ld_id }),
+            (Ending::Done, false) => {
                 context.effect(Effect::Unbound { vcs_id, vppb_id, port_id, ld_id });
                 self.let_go(context, target);
             }
-            (false, _) => {}
+            _ => {}
         }
     }
 

@@ -383,6 +383,29 @@ fn an_answer_is_never_longer_than_its_limit() {
     assert_eq!(manager.code(&at_switch(), &memory(4096)), ReturnCode::SUCCESS);
 }
 
+/// Such an answer was refused after the allocations had been changed.
+#[test]
+fn a_command_whose_answer_would_be_too_long_changes_nothing() {
+    let mut config = config();
+    config.devices[1].lds_mib = vec![256; 16];
+    config.devices[1].memory_mib = 16 * 256;
+    config.devices[1].capacity = None;
+    let mut manager = Client::new(config);
+    let limit = Request::SetMessageLimit(SetMessageLimit { limit_log2: 8 });
+    manager.ask(&at_device(1), &limit).unwrap();
+    let set = |count| {
+        let allocations = vec![LdAllocation::default(); count];
+        Request::SetLdAllocations(SetLdAllocations { first_ld_id: 0, allocations })
+    };
+    let get = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_max: 15 });
+    let before = manager.ask(&at_device(1), &get);
+    // 12 bytes of header, 4, and 16 for each allocation.
+    assert_eq!(manager.code(&at_device(1), &set(16)), ReturnCode::INVALID_INPUT);
+    assert_eq!(manager.ask(&at_device(1), &get), before);
+    assert_eq!(manager.code(&at_device(1), &set(15)), ReturnCode::SUCCESS);
+    assert_ne!(manager.ask(&at_device(1), &get), before);
+}
+
 #[test]
 fn a_header_whose_length_lies_is_answered_as_such() {
     let mut client = Client::new(config());

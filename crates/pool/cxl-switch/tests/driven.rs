@@ -51,20 +51,76 @@ fn nothing_is_there_until_a_state_is_adopted() {
 fn an_allocation_is_answered_when_the_driver_has_ended_it() {
     let mut rig = rig(&[]);
     assert_eq!(rig.set(0, 0, &[1, 0, 2]), None, "it waits");
-    let order = Order::Allocate { device: 0, lds: vec![(0, UNIT), (2, 2 * UNIT)] };
+    let order = Order::Allocate { device: 0, lds: vec![(0, UNIT), (1, 0), (2, 2 * UNIT)] };
     assert_eq!(rig.orders(), std::slice::from_ref(&order));
     assert_eq!(rig.units(0), [0; 16], "until then, it is as before");
-    // One at a time; what only reads is answered meanwhile.
-    assert_eq!(rig.set(1, 0, &[1]), Some(ReturnCode::BUSY));
-    assert_eq!(rig.code(&at_switch(), &bind(0, 0)), ReturnCode::BUSY);
+    // One at a time; what only reads is answered meanwhile. Busy would refer the manager to a background operation.
+    assert!(!rig.client.background().is_running);
+    assert_eq!(rig.set(1, 0, &[1]), Some(ReturnCode::RETRY_REQUIRED));
+    assert_eq!(rig.code(&at_switch(), &bind(0, 0)), ReturnCode::RETRY_REQUIRED);
+    assert_eq!(rig.code(&at_switch(), &unbind(0)), ReturnCode::RETRY_REQUIRED);
     assert_eq!(rig.end(Ending::Done), Some(ReturnCode::SUCCESS));
     assert_eq!(rig.units(0)[..3], [1, 0, 2]);
-    // What is so already needs no order.
-    assert_eq!(rig.set(0, 0, &[1, 0, 2]), Some(ReturnCode::SUCCESS));
     assert_eq!(rig.set(0, 2, &[0]), None);
     assert_eq!(rig.orders(), [Order::Allocate { device: 0, lds: vec![(2, 0)] }]);
     assert_eq!(rig.end(Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED)), Some(ReturnCode::RESOURCES_EXHAUSTED));
     assert_eq!(rig.units(0)[..3], [1, 0, 2]);
+}
+
+/// The state that is shown may be old, and only the driver knows the pool's. So Success was reported for sizes that the
+/// pool no longer had.
+#[test]
+fn every_listed_logical_device_is_ordered_even_where_the_switch_shows_that_size() {
+    let mut rig = rig(&[1, 2]);
+    rig.pool.bindings.push(AdoptedBinding { vcs_id: 0, vppb_id: 0, device: 0, ld_id: 1, progress: Progress::Bound });
+    rig.adopt();
+    assert_eq!(rig.set(0, 0, &[1, 2, 0]), None);
+    let order = Order::Allocate { device: 0, lds: vec![(0, UNIT), (1, 2 * UNIT), (2, 0)] };
+    assert_eq!(rig.orders(), [order]);
+    assert_eq!(rig.end(Ending::Refused(ReturnCode::RETRY_REQUIRED)), Some(ReturnCode::RETRY_REQUIRED));
+    assert_eq!(rig.set(0, 0, &[1, 2, 3]), None);
+    let order = Order::Allocate { device: 0, lds: vec![(0, UNIT), (1, 2 * UNIT), (2, 3 * UNIT)] };
+    assert_eq!(rig.orders(), [order]);
+    assert_eq!(rig.end(Ending::Done), Some(ReturnCode::SUCCESS));
+    assert_eq!(rig.units(0)[..4], [1, 2, 3, 0]);
+}
+
+/// The answer was found to be too long after the memory had been taken, and said Invalid Input.
+#[test]
+fn an_answer_that_would_be_too_long_is_refused_before_memory_is_taken() {
+    let mut rig = rig(&[]);
+    let limit = |limit_log2| Request::SetMessageLimit(SetMessageLimit { limit_log2 });
+    assert_eq!(rig.code(&at_device(0), &limit(8)), ReturnCode::SUCCESS);
+    assert_eq!(rig.set(0, 0, &[1; 16]), Some(ReturnCode::INVALID_INPUT), "12 + 4 + 16 * 16 bytes are more than 256");
+    assert_eq!(rig.orders(), []);
+    // 15 fit in the device's limit, but not in that of the switch, whose answer carries them.
+    assert_eq!(rig.code(&at_switch(), &limit(8)), ReturnCode::SUCCESS);
+    assert_eq!(rig.set(0, 0, &[1; 15]), Some(ReturnCode::INVALID_INPUT));
+    assert_eq!(rig.orders(), []);
+    assert_eq!(rig.code(&at_switch(), &limit(13)), ReturnCode::SUCCESS);
+    assert_eq!(rig.set(0, 0, &[1; 15]), None);
+    assert_eq!(rig.end(Ending::Done), Some(ReturnCode::SUCCESS));
+    assert_eq!(rig.units_of(0, 13, 3), [1, 1, 0]);
+}
+
+/// What the driver has done is reported, whatever another manager or a donor does meanwhile.
+#[test]
+fn an_order_that_was_carried_out_is_answered_so_whatever_has_happened_meanwhile() {
+    let mut rig = rig(&[]);
+    assert_eq!(rig.set(0, 0, &[1; 16]), None);
+    let order = rig.ordered();
+    let limit = Request::SetMessageLimit(SetMessageLimit { limit_log2: 8 });
+    for path in [at_switch(), at_device(0)] {
+        assert_eq!(rig.code(&path, &limit), ReturnCode::SUCCESS);
+    }
+    rig.pool.devices[0].is_present = false;
+    rig.adopt();
+    assert_eq!(rig.end(Ending::Done), Some(ReturnCode::SUCCESS));
+    assert_eq!(rig.client.switch.conclude(rig.client.now_ns, order, Ending::Done), Outcome::default());
+    rig.pool.devices[0].is_present = true;
+    rig.pool.devices[0].lds = (0..16).map(|ld_id| (ld_id, UNIT)).collect();
+    rig.adopt();
+    assert_eq!(rig.units_of(0, 0, 8), [1; 8]);
 }
 
 #[test]
@@ -111,6 +167,21 @@ fn a_bind_and_an_unbind_run_until_the_driver_ends_them() {
     assert_eq!(rig.code(&at_switch(), &unbind(3)), ReturnCode::BACKGROUND_STARTED);
     rig.end(Ending::Done);
     assert_eq!(rig.client.vppbs(0)[3].status, BindingStatus::Unbound);
+}
+
+/// A host that does not take what it is to have does not have it because the unbind was refused.
+#[test]
+fn a_refused_unbind_leaves_a_vppb_as_it_was() {
+    let mut rig = rig(&[1]);
+    for (progress, status) in [(Progress::Binding, BindingStatus::InProgress), (Progress::Bound, BindingStatus::Ld)] {
+        rig.pool.bindings = vec![AdoptedBinding { vcs_id: 0, vppb_id: 0, device: 0, ld_id: 0, progress }];
+        rig.adopt();
+        assert_eq!(rig.code(&at_switch(), &unbind(0)), ReturnCode::BACKGROUND_STARTED);
+        assert_eq!(rig.client.vppbs(0)[0].status, BindingStatus::InProgress);
+        rig.end(Ending::Refused(ReturnCode::RETRY_REQUIRED));
+        assert_eq!(ReturnCode(rig.client.background().return_code), ReturnCode::RETRY_REQUIRED);
+        assert_eq!(rig.client.vppbs(0)[0].status, status, "{progress:?}");
+    }
 }
 
 #[test]
@@ -278,7 +349,7 @@ fn two_managers_get_their_own_answers() {
     rig.client.connection.id = 7;
     assert_eq!(rig.set(0, 0, &[1]), None);
     rig.client.connection.id = 8;
-    assert_eq!(rig.set(0, 1, &[1]), Some(ReturnCode::BUSY));
+    assert_eq!(rig.set(0, 1, &[1]), Some(ReturnCode::RETRY_REQUIRED));
     let id = rig.ordered();
     let outcome = rig.client.switch.conclude(rig.client.now_ns, id, Ending::Done);
     assert_eq!(outcome.replies.iter().map(|reply| reply.connection).collect::<Vec<u32>>(), [7, 7]);

@@ -4,23 +4,24 @@
 //! One history of a driven switch: two managers, a driver that delays, refuses, forgets and restarts, and a pool in
 //! which others change things.
 //!
-//! The pool is the truth. What the switch says must be what the pool has, except where an order runs or has ended
-//! without a known end.
+//! The pool is the truth. A success must be what the pool has at that moment, and what the switch shows must be what it
+//! has last adopted, with what its orders have done since (`shown.rs`).
 
 use std::collections::BTreeMap;
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;
 
+use super::shown::Shown;
 use super::{GIB, LIMIT_NS, Rig};
 use crate::client::at_switch;
 
 const STEPS: usize = 200;
-const UNIT: u64 = 256 << 20;
+pub const UNIT: u64 = 256 << 20;
 const UNITS_MAX: u64 = 4 * GIB / UNIT;
-const DEVICES: usize = 2;
-const VCSS: u8 = 2;
-const VPPBS: u8 = 8;
+pub const DEVICES: usize = 2;
+pub const VCSS: u8 = 2;
+pub const VPPBS: u8 = 8;
 /// Logical devices that are used, so that requests meet each other.
 const LDS: u8 = 4;
 
@@ -53,19 +54,19 @@ impl Random {
     }
 }
 
-type Ld = (usize, u8);
+pub type Ld = (usize, u8);
 
 /// What the pool's manager has.
 #[derive(Clone, Debug, Default)]
-struct Pool {
+pub struct Pool {
     sizes: BTreeMap<Ld, u64>,
-    bindings: BTreeMap<Ld, (u8, u8, Progress)>,
+    pub bindings: BTreeMap<Ld, (u8, u8, Progress)>,
     /// What others have of each device, in units.
     others: [u64; DEVICES],
 }
 
 impl Pool {
-    fn size(&self, ld: Ld) -> u64 {
+    pub fn size(&self, ld: Ld) -> u64 {
         self.sizes.get(&ld).copied().unwrap_or_default()
     }
 
@@ -84,8 +85,8 @@ impl Pool {
             Order::Allocate { device, lds } => {
                 let old: u64 = lds.iter().map(|(ld, _)| self.size((*device, *ld)) / UNIT).sum();
                 let new: u64 = lds.iter().map(|(_, bytes)| bytes / UNIT).sum();
-                let is_bound = lds.iter().any(|(ld, _)| self.bindings.contains_key(&(*device, *ld)));
-                if is_bound || new > old + self.free(*device) {
+                let is_bound = |ld: Ld, bytes| self.bindings.contains_key(&ld) && self.size(ld) != bytes;
+                if lds.iter().any(|(ld, bytes)| is_bound((*device, *ld), *bytes)) || new > old + self.free(*device) {
                     return false;
                 }
                 for (ld, bytes) in lds {
@@ -124,16 +125,25 @@ fn lds_of(order: &Order) -> Vec<Ld> {
     }
 }
 
+/// An order that runs.
+struct Running {
+    id: u64,
+    order: Order,
+    /// The sizes that a manager has asked for. The order may say less, but the answer does not.
+    asked: Option<Order>,
+    /// Whether it was carried out.
+    is_done: bool,
+}
+
 /// A history, and what was done in it.
 pub struct History {
     rig: Rig,
     random: Random,
     planted: Planted,
     pool: Pool,
-    /// The order that runs, and whether it was carried out.
-    running: Option<(u64, Order, bool)>,
-    /// True while an order's end is unknown: nothing was adopted since.
-    is_unsure: bool,
+    /// What the switch must show.
+    shown: Shown,
+    running: Option<Running>,
     /// Orders that ended well.
     pub completed: usize,
     /// What was done, for the message of a failure.
@@ -144,9 +154,8 @@ impl History {
     /// Creates a history in which nothing has been done yet.
     pub fn new(seed: u64, planted: Planted) -> Self {
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let (rig, pool) = (Rig::new(), Pool::default());
-        let trace = Vec::new();
-        let mut history = Self { rig, random, planted, pool, running: None, is_unsure: false, completed: 0, trace };
+        let (rig, pool, shown, trace) = (Rig::new(), Pool::default(), Shown::default(), Vec::new());
+        let mut history = Self { rig, random, planted, pool, shown, running: None, completed: 0, trace };
         history.adopt();
         history
     }
@@ -166,6 +175,7 @@ impl History {
                 12 if self.random.one_in(3) => self.restart(),
                 _ => self.adopt(),
             }
+            self.shown.check(&mut self.rig);
         }
     }
 
@@ -175,18 +185,18 @@ impl History {
 
     /// Lets time pass. An order that reaches its limit ends without a known end, and never well.
     fn pass(&mut self) {
-        let was_running = self.running.is_some() && self.rig.client.switch.deadline_ns().is_some();
         let is_late = self.rig.client.switch.deadline_ns().is_some_and(|due_ns| due_ns <= self.rig.client.now_ns);
         let answer = self.rig.advance();
-        if was_running && is_late {
-            let (_, order, _) = self.running.take().expect("it runs");
-            self.note(format!("{order:?} reaches its limit"));
-            match order {
-                Order::Allocate { .. } => assert_eq!(answer, Some(ReturnCode::INTERNAL_ERROR)),
-                _ => assert_eq!(self.background(), ReturnCode::INTERNAL_ERROR),
-            }
-            self.is_unsure = true;
+        if !is_late {
+            return;
         }
+        let Running { order, .. } = self.running.take().expect("only an order ends by itself");
+        self.note(format!("{order:?} reaches its limit"));
+        match order {
+            Order::Allocate { .. } => assert_eq!(answer, Some(ReturnCode::INTERNAL_ERROR)),
+            _ => assert_eq!(self.background(), ReturnCode::INTERNAL_ERROR),
+        }
+        self.shown.end(&order, Ending::Unknown(ReturnCode::INTERNAL_ERROR));
     }
 
     fn background(&mut self) -> ReturnCode {
@@ -200,27 +210,37 @@ impl History {
         let count = 1 + self.random.below((LDS - first).into());
         let units: Vec<u64> = (0..count).map(|_| self.random.below(6)).collect();
         self.note(format!("allocate {units:?} from LD {first} of device {device} on"));
+        let lds = (first..).zip(&units).map(|(ld_id, units)| (ld_id, units * UNIT)).collect();
+        let asked = Order::Allocate { device: device.into(), lds };
         match self.rig.set(device, first, &units) {
-            None => self.take_order(),
-            Some(ReturnCode::SUCCESS) if self.is_unsure => {}
-            Some(ReturnCode::SUCCESS) => assert_eq!(self.rig.units(device)[first.into()..][..units.len()], units),
-            Some(ReturnCode::BUSY) => assert!(self.running.is_some()),
-            Some(code) => assert_eq!(code, ReturnCode::INVALID_INPUT),
+            None => self.take_order(Some(asked)),
+            Some(ReturnCode::SUCCESS) => assert!(self.pool.has(&asked), "a false success: {asked:?}"),
+            Some(code) => self.refused(code),
         }
     }
 
-    fn take_order(&mut self) {
+    /// A refusal that refers the manager to a background operation is given only where one runs.
+    fn refused(&mut self, code: ReturnCode) {
+        let is_background = self.rig.client.background().is_running;
+        match code {
+            ReturnCode::BUSY => assert!(is_background),
+            code => assert!([ReturnCode::INVALID_INPUT, ReturnCode::RETRY_REQUIRED].contains(&code), "{code}"),
+        }
+    }
+
+    fn take_order(&mut self, asked: Option<Order>) {
         assert!(self.running.is_none(), "one order at a time");
         let orders = self.rig.take_orders();
         assert_eq!(orders.len(), 1);
-        self.running = orders.into_iter().next().map(|(id, order)| (id, order, false));
+        let (id, order) = orders.into_iter().next().expect("one");
+        self.shown.begin(&order);
+        self.running = Some(Running { id, order, asked, is_done: false });
     }
 
     fn start(&mut self, request: &Request) {
         match self.rig.code(&at_switch(), request) {
-            ReturnCode::BACKGROUND_STARTED => self.take_order(),
-            ReturnCode::BUSY => assert!(self.running.is_some()),
-            code => assert!([ReturnCode::INVALID_INPUT, ReturnCode::RETRY_REQUIRED].contains(&code), "{code}"),
+            ReturnCode::BACKGROUND_STARTED => self.take_order(None),
+            code => self.refused(code),
         }
     }
 
@@ -239,14 +259,15 @@ impl History {
 
     /// The driver goes on with its order: carries it out, says how it ended, or neither.
     fn drive(&mut self) {
-        let Some((id, order, mut is_done)) = self.running.take() else { return };
-        if !is_done && !self.random.one_in(6) {
-            is_done = self.pool.carry_out(&order);
+        let Some(mut running) = self.running.take() else { return };
+        if !running.is_done && !self.random.one_in(6) {
+            running.is_done = self.pool.carry_out(&running.order);
         }
         if self.random.one_in(4) {
-            self.running = Some((id, order, is_done));
+            self.running = Some(running);
             return;
         }
+        let Running { id, order, asked, is_done } = running;
         let ending = match (is_done, self.random.below(8)) {
             (_, 0) => Ending::Unknown(ReturnCode::RETRY_REQUIRED),
             (true, _) => Ending::Done,
@@ -258,9 +279,10 @@ impl History {
         let answer = self.rig.answered(outcome);
         let is_background = !matches!(order, Order::Allocate { .. });
         let code = if is_background { self.background() } else { answer.expect("it waited") };
-        self.is_unsure |= matches!(ending, Ending::Unknown(_));
+        self.shown.end(&order, ending);
         if code == ReturnCode::SUCCESS {
-            assert!(self.pool.has(&order), "a false success: {order:?}");
+            let promised = asked.unwrap_or(order);
+            assert!(self.pool.has(&promised), "a false success: {promised:?}");
             self.completed += 1;
         } else {
             assert_ne!(ending, Ending::Done);
@@ -271,7 +293,7 @@ impl History {
     fn change_elsewhere(&mut self) {
         let device = self.random.below(DEVICES as u64) as usize;
         let ld = (device, self.random.below(LDS.into()) as u8);
-        let is_ours = self.running.as_ref().is_some_and(|(_, order, _)| lds_of(order).contains(&ld));
+        let is_ours = self.running.as_ref().is_some_and(|running| lds_of(&running.order).contains(&ld));
         let (vcs_id, vppb_id) = (self.random.below(VCSS.into()) as u8, self.random.below(VPPBS.into()) as u8);
         self.note(format!("LD {ld:?} is changed elsewhere"));
         let progress = [Progress::Binding, Progress::Bound, Progress::Unbinding][self.random.below(3) as usize];
@@ -285,7 +307,7 @@ impl History {
                     Order::Bind { vcs_id: vcs, vppb_id: vppb, .. } => (*vcs, *vppb) == (vcs_id, vppb_id),
                     _ => false,
                 };
-                let is_ordered = self.running.as_ref().is_some_and(|(_, order, _)| takes(order));
+                let is_ordered = self.running.as_ref().is_some_and(|running| takes(&running.order));
                 if !is_ordered {
                     self.pool.bindings.entry(ld).or_insert((vcs_id, vppb_id, progress)).2 = progress;
                 }
@@ -299,14 +321,15 @@ impl History {
     fn restart(&mut self) {
         self.note("restart".into());
         self.rig.restart();
-        self.running = None;
+        (self.running, self.shown) = (None, Shown::default());
         let planted = self.planted == Planted::WrongVppb && self.random.one_in(4);
         if planted {
             self.pool.bindings.values_mut().for_each(|binding| binding.1 = (binding.1 + 1) % VPPBS);
             self.read_pool();
             self.pool.bindings.values_mut().for_each(|binding| binding.1 = (binding.1 + VPPBS - 1) % VPPBS);
             self.rig.adopt();
-            self.check();
+            self.shown.adopt(&self.pool, &self.rig.pool, None);
+            self.shown.check(&mut self.rig);
         }
         self.adopt();
     }
@@ -345,31 +368,6 @@ impl History {
                 assert!(*old == new || recorded.contains(&(vcs_id, vppb_id)), "vPPB {vcs_id}.{vppb_id}: no record");
             }
         }
-        if self.running.is_none() {
-            self.is_unsure = false;
-            self.check();
-        }
-    }
-
-    /// Compares what the switch says with what the pool has, while no order runs.
-    fn check(&mut self) {
-        for vcs_id in 0..VCSS {
-            for (vppb_id, vppb) in (0..VPPBS).zip(self.rig.client.vppbs(vcs_id)) {
-                let found = self.pool.bindings.iter().find(|(_, (vcs, at, _))| (*vcs, *at) == (vcs_id, vppb_id));
-                let expected = match found {
-                    None => (BindingStatus::Unbound, 0, Vppb::NO_LD),
-                    Some(((device, ld_id), (.., Progress::Bound))) => (BindingStatus::Ld, *device as u8, *ld_id),
-                    Some(_) => (BindingStatus::InProgress, 0, Vppb::NO_LD),
-                };
-                assert_eq!((vppb.status, vppb.port_id, vppb.ld_id), expected, "vPPB {vcs_id}.{vppb_id}");
-            }
-        }
-        for device in 0..DEVICES {
-            if self.rig.pool.devices[device].is_present {
-                let units = self.rig.units(device as u8);
-                let expected: [u64; 16] = std::array::from_fn(|ld| self.pool.size((device, ld as u8)) / UNIT);
-                assert_eq!(units, expected, "device {device}");
-            }
-        }
+        self.shown.adopt(&self.pool, &self.rig.pool, self.running.as_ref().map(|running| &running.order));
     }
 }

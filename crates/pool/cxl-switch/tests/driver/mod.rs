@@ -11,6 +11,7 @@ use aquifer_fmapi::*;
 use crate::client::{Client, Hop, at_device, at_switch};
 
 pub mod history;
+mod shown;
 
 pub const GIB: u64 = 1 << 30;
 /// How long an order may take.
@@ -161,11 +162,14 @@ impl Rig {
 
     /// Returns the sizes of a device's logical devices, in units of 256 MiB.
     pub fn units(&mut self, port_id: u8) -> [u64; 16] {
-        let request = Request::GetLdAllocations(GetLdAllocations { first_ld_id: 0, count_max: 16 });
+        self.units_of(port_id, 0, 16).try_into().expect("it has 16")
+    }
+
+    /// Returns the sizes of some of them.
+    pub fn units_of(&mut self, port_id: u8, first_ld_id: u8, count_max: u8) -> Vec<u64> {
+        let request = Request::GetLdAllocations(GetLdAllocations { first_ld_id, count_max });
         match self.client.ask(&at_device(port_id), &request) {
-            Ok(Response::GetLdAllocations(reported)) => {
-                std::array::from_fn(|ld_id| reported.allocations[ld_id].range_1)
-            }
+            Ok(Response::GetLdAllocations(reported)) => reported.allocations.iter().map(|ld| ld.range_1).collect(),
             other => panic!("{other:?}"),
         }
     }
