@@ -8,6 +8,10 @@ use std::path::PathBuf;
 use aquifer_core::units::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
 
+/// How long a check may take, in seconds, unless `--limit` says otherwise. A check sends about a hundred commands, and
+/// waits two seconds for each answer.
+const CHECK_SECONDS_MAX: u64 = 300;
+
 const PEERS: &str = "\
 A PEER is the address of a CXL switch, in one of these forms:
   tcp:HOST[:PORT]     MCTP over TCP, port 2508 unless another one is given
@@ -74,6 +78,7 @@ Examples:
 Examples:
   aquifer fmapi check tcp:10.0.0.7
   aquifer fmapi check tcp:10.0.0.7 --change --html report.html --trace report.pcap
+  aquifer fmapi check tcp:10.0.0.7 --limit 30
   aquifer fmapi check unix:/run/switch.sock --json")]
     Check(Check),
     /// Identify a component: the switch, the device at a port, or one of its logical devices
@@ -222,9 +227,14 @@ pub struct Check {
     /// The peer.
     #[command(flatten)]
     pub peer: Peer,
-    /// Bind and unbind, too: a vPPB that is unbound, and a device that is bound nowhere. Its memory may be wiped
+    /// Bind and unbind, too: a vPPB that is unbound, and a device with memory that is bound nowhere. Its memory may be
+    /// wiped
     #[arg(long)]
     pub change: bool,
+    /// Skip the cases that are left after this many seconds. What was bound is unbound even then
+    #[arg(long, value_name = "SECONDS", default_value_t = CHECK_SECONDS_MAX,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit: u64,
     /// Write the report as a page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

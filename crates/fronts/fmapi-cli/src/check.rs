@@ -4,7 +4,9 @@
 //! The suite for peers that speak the FM API: sends commands that only read, then wrong ones, and binds if it may.
 //!
 //! A finding is a case's verdict. A command that a peer reports as unsupported is not a departure: most are optional.
-//! A peer that stops in the middle of the suite departs, and the remaining cases are skipped.
+//! A peer that stops in the middle of the suite departs, and the remaining cases are skipped. They are skipped, too, when
+//! the suite reaches its limit of time; what it has bound is unbound even so, within a limit of its own
+//! ([`UNDO_TIME_MAX`]).
 
 mod binding;
 mod cases;
@@ -14,11 +16,17 @@ mod generic;
 mod switch;
 mod wrong;
 
+use std::time::Duration;
+
 use aquifer_fmapi::{Dialect, Opcode, ReturnCode, SwitchIdentity};
 use aquifer_fmapi_client::{Cause, Client, Failure, Hop};
 
 pub use cases::{CASES, Case, case};
 pub use departures::{DEPARTURES, Departure, known};
+
+/// How long a check may take to unbind what a bind may have bound, whatever its own limit is: a minute for the
+/// background operation of each (`Limits::background`), and half a minute for their other answers.
+pub const UNDO_TIME_MAX: Duration = Duration::from_secs(150);
 
 /// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +67,8 @@ pub struct Report {
     pub answered: Vec<Opcode>,
     /// One for each case, in the order of [`CASES`].
     pub findings: Vec<Finding>,
+    /// False if cases were skipped because the check reached its limit of time.
+    pub is_complete: bool,
 }
 
 impl Report {
@@ -82,15 +92,28 @@ impl Report {
 enum Stop {
     /// The peer is gone, or the transport failed.
     Ended(Failure),
+    /// The limit of time was reached.
+    Late,
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        if matches!(failure.cause, Cause::TooSlow) { Self::Late } else { Self::Ended(failure) }
+    }
 }
 
 type Step = Result<(), Stop>;
+
+/// Why a case was skipped for want of time.
+const LATE: &str = "not tried: the check reached its limit of time";
 
 /// A run of the suite.
 struct Suite<'a> {
     client: &'a mut Client,
     dialect: &'static Dialect,
     may_change: bool,
+    /// The time of the client's clock at which it ends.
+    end_at: Duration,
     findings: Vec<Finding>,
     /// Commands of the peer itself: those that were answered with another code than Unsupported, and those that were
     /// not.
@@ -103,8 +126,16 @@ struct Suite<'a> {
     devices: Vec<(u8, bool)>,
 }
 
-/// Checks a peer. `may_change`: bind and unbind, too. Fails only if the peer does not even answer Identify.
-pub fn check(client: &mut Client, may_change: bool, dialect: Option<&'static Dialect>) -> Result<Report, Failure> {
+/// Checks a peer. `may_change`: bind and unbind, too. No command is sent after `limit`, except to unbind. Fails only if
+/// the peer does not even answer Identify.
+pub fn check(
+    client: &mut Client,
+    may_change: bool,
+    dialect: Option<&'static Dialect>,
+    limit: Duration,
+) -> Result<Report, Failure> {
+    let end_at = client.now().saturating_add(limit);
+    client.end_by(end_at);
     let found = client.recognise()?;
     let dialect = dialect.unwrap_or(found);
     client.speak(dialect);
@@ -112,6 +143,7 @@ pub fn check(client: &mut Client, may_change: bool, dialect: Option<&'static Dia
         client,
         dialect,
         may_change,
+        end_at,
         findings: Vec::new(),
         answered: Vec::new(),
         unanswered: Vec::new(),
@@ -121,16 +153,19 @@ pub fn check(client: &mut Client, may_change: bool, dialect: Option<&'static Dia
     };
     suite.judge_header(found);
     let ended = suite.run();
-    if let Err(Stop::Ended(failure)) = &ended {
-        suite.skip_rest(&format!("the peer ended before: {failure}"));
+    match &ended {
+        Ok(()) => {}
+        Err(Stop::Ended(failure)) => suite.skip_rest(&format!("the peer ended before: {failure}")),
+        Err(Stop::Late) => suite.skip_rest(LATE),
     }
+    let is_complete = !matches!(ended, Err(Stop::Late));
     let peer = suite.client.peer();
     let mut answered = suite.answered;
     answered.sort_unstable();
     let place = |finding: &Finding| CASES.iter().position(|case| case == finding.case);
     let mut findings = suite.findings;
     findings.sort_by_key(place);
-    Ok(Report { peer, dialect: dialect.name, answered, findings })
+    Ok(Report { peer, dialect: dialect.name, answered, findings, is_complete })
 }
 
 impl Suite<'_> {
@@ -194,6 +229,15 @@ impl Suite<'_> {
         }
     }
 
+    /// Returns why the suite stops. If the peer has ended, the case departs.
+    fn stop(&mut self, id: &'static str, failure: Failure) -> Stop {
+        let stop = failure.into();
+        if let Stop::Ended(failure) = &stop {
+            self.departs(id, format!("the peer ended: {failure}"));
+        }
+        stop
+    }
+
     /// Sends a payload once, and notes whether the peer itself answers the command. `None`: no answer, which is a
     /// departure of this case.
     fn probe(
@@ -219,10 +263,7 @@ impl Suite<'_> {
                 }
                 Ok(Some((code, answer.payload)))
             }
-            Err(failure) if failure.is_fatal() => {
-                self.departs(id, format!("the peer ended: {failure}"));
-                Err(Stop::Ended(failure))
-            }
+            Err(failure) if failure.is_fatal() => Err(self.stop(id, failure)),
             Err(failure) => {
                 self.departs(id, failure.cause.to_string());
                 Ok(None)

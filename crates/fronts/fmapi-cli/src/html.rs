@@ -58,7 +58,13 @@ mod tests {
     fn what_a_peer_is_called_and_says_is_escaped() {
         let verdict = Verdict::Departs { what: "<b>\"&".into(), known: None };
         let findings = vec![Finding { case: &CASES[0], verdict }];
-        let report = Report { peer: "unix:/<script>".into(), dialect: "standard", answered: Vec::new(), findings };
+        let report = Report {
+            peer: "unix:/<script>".into(),
+            dialect: "standard",
+            answered: Vec::new(),
+            findings,
+            is_complete: true,
+        };
         let page = page(&report);
         assert!(page.contains("unix:/&lt;script&gt;") && page.contains("&lt;b&gt;&quot;&amp;"), "{page}");
         assert!(!page.contains("<script>") && page.contains("<tr class=\"departs\">"), "{page}");

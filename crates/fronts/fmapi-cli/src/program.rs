@@ -204,7 +204,8 @@ fn run_check(args: &Check) -> Result<Outcome, Failure> {
     let page =
         args.html.as_ref().map(|file| Ok((file, File::create(file).map_err(|error| cannot_write(file, &error))?)));
     let page = page.transpose()?;
-    let report = with_client(&args.peer, |client, dialect| check(client, args.change, dialect))?;
+    let limit = Duration::from_secs(args.limit);
+    let report = with_client(&args.peer, |client, dialect| check(client, args.change, dialect, limit))?;
     if let Some((file, mut open)) = page {
         open.write_all(crate::page(&report).as_bytes()).map_err(|error| cannot_write(file, &error))?;
     }
@@ -213,7 +214,14 @@ fn run_check(args: &Check) -> Result<Outcome, Failure> {
         false => report::text(&report),
     };
     let [_, _, departs, _] = report.counts();
-    Ok(Outcome { output, code: if departs > 0 { DEPARTS } else { 0 } })
+    match departs {
+        0 if !report.is_complete => {
+            let line = format!("the check did not end within {} s; give it more with --limit", args.limit);
+            Err(Failure { output, ..failed(line) })
+        }
+        0 => Ok(Outcome { output, code: 0 }),
+        _ => Ok(Outcome { output, code: DEPARTS }),
+    }
 }
 
 /// Why a logical device cannot have a size, with the remedy; or why a command has failed.

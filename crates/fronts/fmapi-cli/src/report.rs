@@ -32,7 +32,10 @@ pub(crate) fn detail(verdict: &Verdict) -> String {
 /// Returns the counts as a sentence.
 pub(crate) fn summary(report: &Report) -> String {
     let [conforms, known, departs, skipped] = report.counts();
-    format!("{conforms} conform, {departs} depart, {known} depart as known of {}, {skipped} skipped", report.dialect)
+    let dialect = report.dialect;
+    let counts =
+        format!("{conforms} conform, {departs} depart, {known} depart as known of {dialect}, {skipped} skipped");
+    if report.is_complete { counts } else { format!("{counts}; the check reached its limit of time") }
 }
 
 /// Returns the report as text.
@@ -77,6 +80,7 @@ pub fn json(report: &Report) -> Value {
     json!({
         "peer": report.peer, "dialect": report.dialect, "specification": "CXL 3.1",
         "conforms": conforms, "departs": departs, "known": known, "skipped": skipped,
+        "is_complete": report.is_complete,
         "cases": cases, "answered": answered,
     })
 }

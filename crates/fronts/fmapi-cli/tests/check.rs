@@ -7,15 +7,20 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use aquifer_cxl_switch::SwitchConfig;
 use aquifer_fmapi::*;
-use aquifer_fmapi_cli::check::{CASES, DEPARTURES, Report, Verdict, check};
+use aquifer_fmapi_cli::check::{CASES, DEPARTURES, Report, UNDO_TIME_MAX, Verdict, check};
 use aquifer_fmapi_client::{Client, Limits, PcapTrace, PeerAddress, SystemClock};
 use aquifer_test_support::Random;
 
 mod peers;
+
+/// More than any check here takes, most of it on a clock of the test.
+const LIMIT: Duration = Duration::from_secs(86_400);
 
 /// Returns the cases that depart.
 fn departing(report: &Report) -> BTreeSet<&'static str> {
@@ -25,7 +30,7 @@ fn departing(report: &Report) -> BTreeSet<&'static str> {
 
 /// Checks a peer with everything allowed: every case is judged once, in order.
 fn checked(mut client: Client) -> Report {
-    let report = check(&mut client, true, None).unwrap();
+    let report = check(&mut client, true, None, LIMIT).unwrap();
     let judged: Vec<&str> = report.findings.iter().map(|finding| finding.case.id).collect();
     let listed: Vec<&str> = CASES.iter().map(|case| case.id).collect();
     assert_eq!(judged, listed);
@@ -53,7 +58,7 @@ fn without_permission_nothing_is_changed() {
         let is_set = asked.header.opcode.name().is_some_and(|name| name.starts_with("Set "));
         assert!(!is_set, "{asked:?}");
     });
-    let report = check(&mut client, false, None).unwrap();
+    let report = check(&mut client, false, None, LIMIT).unwrap();
     let [_, _, departs, skipped] = report.counts();
     assert_eq!((departs, skipped), (0, 3), "{}", aquifer_fmapi_cli::text(&report));
 }
@@ -326,12 +331,71 @@ fn what_a_check_has_bound_is_unbound_whatever_the_peer_answers_to_it() {
             });
             let before = bindings(&mut client);
             is_right.store(false, Ordering::Relaxed);
-            let report = check(&mut client, true, None).unwrap();
+            let report = check(&mut client, true, None, LIMIT).unwrap();
             is_right.store(true, Ordering::Relaxed);
             client.wait_for_background().unwrap();
             assert_eq!(bindings(&mut client), before, "{name} to {opcode}:\n{}", aquifer_fmapi_cli::text(&report));
         }
     }
+}
+
+/// Returns the verdict on a case.
+fn verdict<'a>(report: &'a Report, case: &str) -> &'a Verdict {
+    &report.findings.iter().find(|finding| finding.case.id == case).unwrap().verdict
+}
+
+/// The suite bound the first two logical devices, which in a switch before a pool of donors have no memory at first.
+#[test]
+fn only_logical_devices_with_memory_are_bound() {
+    let skipped = |why: &str| Verdict::Skipped { why: why.into() };
+    let one = skipped("no port has two logical devices with memory that are unbound");
+    for (sizes, lds, second) in [
+        ([0, 256, 0, 256], vec![1, 3], Verdict::Conforms),
+        ([0, 0, 256, 0], vec![2], one.clone()),
+        // Then the SLD is bound.
+        ([0; 4], vec![BindVppb::NO_LD], one),
+    ] {
+        let mut config = SwitchConfig::example();
+        let mld = config.devices.iter_mut().find(|device| device.lds_mib.len() == 4).unwrap();
+        mld.lds_mib = sizes.to_vec();
+        let bound = Arc::<Mutex<Vec<u16>>>::default();
+        let seen = Arc::clone(&bound);
+        let client = peers::switch_of(config, Duration::from_millis(1), &Dialect::STANDARD, move |asked, _| {
+            if asked.header.opcode == Opcode::BIND_VPPB && asked.payload[0] != 0xee {
+                seen.lock().unwrap().push(u16::from_le_bytes([asked.payload[4], asked.payload[5]]));
+            }
+        });
+        let report = checked(client);
+        let text = aquifer_fmapi_cli::text(&report);
+        assert_eq!(*bound.lock().unwrap(), lds, "{sizes:?}\n{text}");
+        assert_eq!((verdict(&report, "bind"), verdict(&report, "unbind")), (&Verdict::Conforms, &Verdict::Conforms));
+        assert_eq!((verdict(&report, "bind.second"), departing(&report)), (&second, BTreeSet::new()), "{text}");
+    }
+}
+
+/// Wherever its limit falls, also while something is bound.
+#[test]
+fn a_check_ends_at_its_limit_says_what_it_did_not_try_and_leaves_nothing_bound() {
+    const DELAY: Duration = Duration::from_secs(1);
+    let mut complete = 0;
+    for seconds in 1..=200 {
+        let limit = Duration::from_secs(seconds);
+        let mut client = peers::switch_of(SwitchConfig::example(), DELAY, &Dialect::STANDARD, |_, _| {});
+        let before = bindings(&mut client);
+        let begun = client.now();
+        let report = check(&mut client, true, None, limit).unwrap();
+        let (took, text) = (client.now() - begun, aquifer_fmapi_cli::text(&report));
+        client.end_by(LIMIT);
+        assert_eq!(bindings(&mut client), before, "{text}");
+        assert!(took <= limit + DELAY + UNDO_TIME_MAX, "{took:?} of {limit:?}");
+        assert_eq!((departing(&report), report.findings.len()), (BTreeSet::new(), CASES.len()), "{text}");
+        let [conforms, _, _, skipped] = report.counts();
+        assert_eq!((conforms + skipped, skipped == 0), (CASES.len(), report.is_complete), "{text}");
+        assert_eq!(text.contains("not tried: the check reached its limit of time"), !report.is_complete, "{text}");
+        assert_eq!(aquifer_fmapi_cli::json(&report)["is_complete"], report.is_complete);
+        complete += usize::from(report.is_complete);
+    }
+    assert!((20..180).contains(&complete), "{complete} checks have ended in time");
 }
 
 /// The peer ends in the middle, or does not answer a command at all.
@@ -343,7 +407,7 @@ fn a_peer_that_does_not_answer_is_reported_and_the_rest_is_judged() {
             answer.header.tag = answer.header.tag.wrapping_add(7);
         }
     });
-    let report = check(&mut switch, true, None).unwrap();
+    let report = check(&mut switch, true, None, LIMIT).unwrap();
     assert!(departing(&report).contains("vcs"), "{}", aquifer_fmapi_cli::text(&report));
     assert!(aquifer_fmapi_cli::text(&report).contains("no answer within 2000 ms"));
     let conforms = report.counts()[0];
@@ -380,12 +444,12 @@ fn a_peer_that_was_recorded_is_judged_as_the_peer_was() {
     for (name, mut client) in peers {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("recorded-{name}-{}.pcap", std::process::id()));
         client.add_trace(Box::new(PcapTrace::new(File::create(&file).unwrap()).unwrap()));
-        let live = check(&mut client, true, None).unwrap();
+        let live = check(&mut client, true, None, LIMIT).unwrap();
         client.finish_traces().unwrap();
         let address: PeerAddress = format!("recorded:{}", file.display()).parse().unwrap();
         let limits = Limits::default();
         let mut recorded = Client::new(address.open(limits.connect).unwrap(), SystemClock::shared(), limits);
-        let again = check(&mut recorded, true, None).unwrap();
+        let again = check(&mut recorded, true, None, LIMIT).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert_eq!(again.dialect, name);
         assert_eq!(again.findings, live.findings, "{name}:\n{}", aquifer_fmapi_cli::text(&again));

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use aquifer_fmapi::{ComponentType, DeviceType, GetTimestamp};
 use aquifer_fmapi_cli::check::{DEPARTURES, Verdict, check};
@@ -35,7 +36,7 @@ fn the_switch_of_qemu_is_read_through_its_mailbox_and_departs_as_it_is_known_to(
     assert_eq!((device.component_type, device.serial_number), (Some(ComponentType::Type3), 4098));
     client.identify(&[Hop::Port(2), Hop::Ld(0)]).unwrap();
     assert!(matches!(client.call(&[], &GetTimestamp {}).unwrap_err().cause, Cause::NeverSent { .. }));
-    let report = check(&mut client, true, None).unwrap();
+    let report = check(&mut client, true, None, Duration::from_secs(300)).unwrap();
     let text = aquifer_fmapi_cli::text(&report);
     let departs = report.findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Departs { .. }));
     let departs: BTreeSet<&str> = departs.map(|finding| finding.case.id).collect();

@@ -78,6 +78,11 @@ impl Client {
         self.end_at = Some(end_at);
     }
 
+    /// Returns the time of its clock, from which [`Client::end_by`] counts.
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
     /// Returns the bounds of its waits.
     pub fn limits(&self) -> &Limits {
         &self.limits

@@ -25,10 +25,7 @@ impl Suite<'_> {
     pub(super) fn typed<T>(&mut self, id: &'static str, result: Result<T, Failure>) -> Result<Option<T>, Stop> {
         match result {
             Ok(value) => return Ok(Some(value)),
-            Err(failure) if failure.is_fatal() => {
-                self.departs(id, format!("the peer ended: {failure}"));
-                return Err(Stop::Ended(failure));
-            }
+            Err(failure) if failure.is_fatal() => return Err(self.stop(id, failure)),
             Err(failure) if failure.return_code() == Some(ReturnCode::UNSUPPORTED) => {
                 self.skip(id, format!("{} is not supported", failure.opcode));
             }

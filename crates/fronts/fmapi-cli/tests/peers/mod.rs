@@ -20,6 +20,8 @@ type Answer = Box<dyn FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send>;
 
 struct Wire {
     clock: Arc<VirtualClock>,
+    /// How long each answer takes.
+    delay: Duration,
     answer: Answer,
     waiting: VecDeque<Vec<u8>>,
 }
@@ -38,7 +40,7 @@ impl Transport for Wire {
     }
 
     fn send(&mut self, message: &[u8], _: &'static Dialect, _: Duration) -> Result<(), TransportFailure> {
-        self.clock.sleep(Duration::from_millis(1));
+        self.clock.sleep(self.delay);
         self.waiting.extend((self.answer)(self.clock.now(), message));
         Ok(())
     }
@@ -53,16 +55,30 @@ impl Transport for Wire {
 
 /// Returns a client of a peer that answers so.
 pub fn client(answer: impl FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send + 'static) -> Client {
+    slow_client(Duration::from_millis(1), answer)
+}
+
+fn slow_client(delay: Duration, answer: impl FnMut(Duration, &[u8]) -> Option<Vec<u8>> + Send + 'static) -> Client {
     let clock = Arc::<VirtualClock>::default();
-    let wire = Wire { clock: Arc::clone(&clock), answer: Box::new(answer), waiting: VecDeque::new() };
+    let wire = Wire { clock: Arc::clone(&clock), delay, answer: Box::new(answer), waiting: VecDeque::new() };
     Client::new(Box::new(wire), clock, Limits::default())
 }
 
 /// Returns a client of the software switch in a dialect, whose answers are changed: the request, then the answer.
-pub fn switch(dialect: &'static Dialect, mut change: impl FnMut(&Message, &mut Message) + Send + 'static) -> Client {
-    let mut switch = Switch::new(SwitchConfig::example()).unwrap();
+pub fn switch(dialect: &'static Dialect, change: impl FnMut(&Message, &mut Message) + Send + 'static) -> Client {
+    switch_of(SwitchConfig::example(), Duration::from_millis(1), dialect, change)
+}
+
+/// Works like [`switch`], for a switch of this configuration, each of whose answers takes so long.
+pub fn switch_of(
+    config: SwitchConfig,
+    delay: Duration,
+    dialect: &'static Dialect,
+    mut change: impl FnMut(&Message, &mut Message) + Send + 'static,
+) -> Client {
+    let mut switch = Switch::new(config).unwrap();
     let connection = Connection { id: 1, ingress_port_id: 0, dialect };
-    client(move |now, bytes| {
+    slow_client(delay, move |now, bytes| {
         let asked = Message::decode(bytes, dialect);
         let outcome = switch.receive(now.as_nanos() as u64, &connection, bytes);
         let reply = outcome.replies.into_iter().next()?;
