@@ -28,8 +28,6 @@ use crate::view::Ld;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a volume is looked at that has to settle.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a bind or an unbind may take to settle. A client of the FM API gives up after a minute.
-const SETTLE_WAIT_MAX: Duration = Duration::from_secs(40);
 /// How long an order may take, requests included; the switch then ends it itself.
 pub(crate) const ORDER_WAIT_MAX: Duration = Duration::from_secs(55);
 /// How long a start waits for the manager.
@@ -111,8 +109,15 @@ impl Driver {
 
     /// Waits until a bind or an unbind that is stored is carried out, too.
     fn wait_until_settled(&mut self, ld: &Ld, is_bind: bool) -> Ending {
-        let deadline = Instant::now() + SETTLE_WAIT_MAX;
+        let deadline = Instant::now() + Duration::from_secs(self.config.settle_seconds);
+        let mut looked = Instant::now();
         while Instant::now() < deadline {
+            // The rest of the pool goes on meanwhile. What the order concerns stays as it is in the switch, and a
+            // failure is reported when the order has ended.
+            if looked.elapsed() >= LOOK_INTERVAL {
+                looked = Instant::now();
+                let _ = self.adopt();
+            }
             // A manager that is silent for a moment changes nothing: it has stored the order.
             if let Ok(found) = self.pool.read_volume(ld) {
                 let is_wanted = found.as_ref().is_some_and(|volume| volume.host.is_some());
