@@ -22,6 +22,9 @@ pub(crate) const PLACES_MAX: usize = 16;
 pub(crate) const DONOR_BYTES_MAX: usize = NAME_BYTES_MAX - VOLUME_PREFIX.len() - 3;
 /// vPPBs of a virtual CXL switch at most.
 const VPPBS_MAX: u8 = 32;
+/// How long a bind or an unbind may wait for its host at most, in seconds. Clients of the FM API give up after a minute,
+/// and the requests to the manager take time, too.
+const SETTLE_SECONDS_MAX: u64 = 40;
 
 /// An example, with every setting.
 pub(crate) const EXAMPLE: &str = r#"# The fabric manager. https needs the authorities to trust: ca = "FILE".
@@ -48,6 +51,10 @@ hosts = ["h1", "h2"]
 
 # vPPBs of each host, 1 to 32.
 vppbs = 16
+
+# How long a bind or an unbind waits for its host, 1 to 40 seconds; then its client gets Retry Required. Other binds,
+# unbinds and allocations wait for it that long.
+settle-seconds = 40
 
 # The serial number of the switch; donors have the numbers that follow it.
 serial-number = 4096
@@ -83,6 +90,9 @@ pub struct Config {
     /// vPPBs of each host.
     #[serde(default = "sixteen")]
     pub vppbs: u8,
+    /// How long a bind or an unbind waits for its host.
+    #[serde(default = "settle_seconds_max")]
+    pub settle_seconds: u64,
     /// The serial number of the switch.
     #[serde(default)]
     pub serial_number: u64,
@@ -94,6 +104,10 @@ fn tcp() -> LatencyClass {
 
 fn sixteen() -> u8 {
     16
+}
+
+fn settle_seconds_max() -> u64 {
+    SETTLE_SECONDS_MAX
 }
 
 /// Parses the names of one list.
@@ -136,6 +150,10 @@ impl Config {
         config.hosts()?;
         if !(1..=VPPBS_MAX).contains(&config.vppbs) {
             return Err(Failure::new(format!("vppbs is {}", config.vppbs), format!("give 1 to {VPPBS_MAX}")));
+        }
+        if !(1..=SETTLE_SECONDS_MAX).contains(&config.settle_seconds) {
+            let cause = format!("settle-seconds is {}", config.settle_seconds);
+            return Err(Failure::new(cause, format!("give 1 to {SETTLE_SECONDS_MAX}")));
         }
         Ok(config)
     }
@@ -191,6 +209,10 @@ mod tests {
         assert_eq!(refused("\"d1\", \"d2\"", ""), "donors: 0 of them; give 1 to 16");
         assert_eq!(refused("\"h1\", \"h2\"", "\"h1\", \"h1\""), "hosts: h1 is there twice; give each one port");
         assert_eq!(refused("vppbs = 16", "vppbs = 33"), "vppbs is 33; give 1 to 32");
+        for wrong in [0, 41] {
+            let line = refused("settle-seconds = 40", &format!("settle-seconds = {wrong}"));
+            assert_eq!(line, format!("settle-seconds is {wrong}; give 1 to 40"));
+        }
         assert!(refused("\"d1\"", "\"D1\"").starts_with("donors: name \"D1\" contains 'D'"));
         let long = format!("\"{}\"", "d".repeat(58));
         assert!(

@@ -36,8 +36,6 @@ const READ_INTERVAL: Duration = Duration::from_secs(10);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 /// How long labels are left alone after a change of them that failed.
 const LABELS_INTERVAL: Duration = Duration::from_secs(60);
-/// How long a bind or an unbind may take to settle. A client of the FM API gives up after a minute.
-const SETTLE_WAIT_MAX: Duration = Duration::from_secs(40);
 /// How long an order may take, requests included; the switch then ends it itself.
 pub(crate) const ORDER_WAIT_MAX: Duration = Duration::from_secs(55);
 /// How long a start waits for the manager.
@@ -138,6 +136,8 @@ impl Driver {
     }
 
     fn carry_out(&mut self, order: &Order) -> Ending {
+        // Requests to the manager are included, so that the switch does not end the order before its driver does.
+        let until = Instant::now() + Duration::from_secs(self.config.settle_seconds);
         let view = match self.pool.read() {
             Ok(view) => view,
             Err(trouble) => {
@@ -154,13 +154,19 @@ impl Driver {
             report(&format!("{order:?} ends with {ending:?}: {}", reason.as_deref().unwrap_or("no reason")));
             return ending;
         }
-        wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait))
+        wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait, until))
     }
 
     /// Waits until a bind or an unbind that is stored is carried out, too.
-    fn wait_until_settled(&mut self, wait: &Wait) -> Ending {
-        let deadline = Instant::now() + SETTLE_WAIT_MAX;
-        while Instant::now() < deadline {
+    fn wait_until_settled(&mut self, wait: &Wait, until: Instant) -> Ending {
+        let mut looked = Instant::now();
+        while Instant::now() < until {
+            // The rest of the pool goes on meanwhile. What the order concerns stays as it is in the switch, and a
+            // failure is reported when the order has ended.
+            if looked.elapsed() >= LOOK_INTERVAL {
+                looked = Instant::now();
+                let _ = self.look();
+            }
             // A manager that is silent for a moment changes nothing: it has stored the order.
             let found = self.pool.read_volume(&wait.ld, &wait.volume_id);
             if let Some(ending) = found.ok().and_then(|found| wait.ending(found.as_ref())) {

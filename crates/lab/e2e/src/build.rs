@@ -78,7 +78,8 @@ pub fn binaries() -> &'static Path {
             std::fs::hard_link(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
         };
         ["aquifer", "libaquifer_preload.so"].into_iter().for_each(|name| link("release", name));
-        let pool = ["aquifer-agentd", "aquifer-cxl-switchd", "aquifer-fabric", "aquifer-fabricd"];
+        let pool =
+            ["aquifer-agentd", "aquifer-cxl-switchd", "aquifer-fabric", "aquifer-fabricd", "aquifer-pool-switchd"];
         let others = ["aquifer-bench", "aquifer-fmapi", "aquifer-metrics", "aquifer-sim", "aquifer-workloads"];
         others.into_iter().chain(pool).for_each(|name| link("debug", name));
         // The pager refuses a library that the group may write to, and the umask of many users makes such a file.

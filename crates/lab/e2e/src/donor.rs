@@ -142,6 +142,22 @@ impl Donor {
         }
     }
 
+    /// How many times these bytes occur in the donor's memory. Returns `None`, and reports a skip, if another process's
+    /// memory cannot be accessed.
+    #[must_use]
+    pub fn count(&self, bytes: &[u8]) -> Option<usize> {
+        let (memory, ranges) = self.memory()?;
+        Some(ranges.iter().map(|range| count(&memory, *range, bytes)).sum())
+    }
+
+    /// Like [`Donor::count`], in the memory that it lends alone, lent or not.
+    #[must_use]
+    pub fn count_lendable(&self, bytes: &[u8]) -> Option<usize> {
+        let (memory, ranges) = self.memory()?;
+        let largest = ranges.into_iter().max_by_key(|(start, end)| end - start).expect("it has memory");
+        Some(count(&memory, largest, bytes))
+    }
+
     /// Changes some bytes of each page that it lends. Returns false if that is not permitted.
     #[must_use]
     pub fn corrupt(&self) -> bool {
@@ -153,6 +169,21 @@ impl Donor {
                 && memory.write_all_at(&bytes.map(|byte| byte ^ DAMAGE), page + 64).is_ok()
         })
     }
+}
+
+/// How many times these bytes occur in a range of a process's memory. See proc_pid_mem(5).
+fn count(memory: &File, (start, end): (u64, u64), bytes: &[u8]) -> usize {
+    let (mut count, mut piece, zeros) = (0, vec![0; 1 << 20], vec![0; 1 << 20]);
+    for at in (start..end).step_by(piece.len()) {
+        let wanted = piece.len().min((end - at) as usize);
+        // Unreadable parts are skipped.
+        let found = memory.read_at(&mut piece[..wanted], at).unwrap_or(0);
+        // Most of it has never been written, and the search is slow.
+        if piece[..found] != zeros[..found] {
+            count += piece[..found].windows(bytes.len()).filter(|window| *window == bytes).count();
+        }
+    }
+    count
 }
 
 impl Drop for Donor {

@@ -9,7 +9,8 @@
 //! [`far_guest`] one with far memory, [`direct_guest`] one with hardware for programs; [`matrix`] lists settings;
 //! `torture/` is the C program that knows what every byte must be, [`stress`]
 //! runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this machine or on [`hosts`];
-//! [`pool`] starts a fabric manager with donors and an agent, and [`operator`] plugs and pulls the devices of a guest;
+//! [`pool`] starts a fabric manager with donors and agents, [`pool_switch`] shows it as a CXL switch, and [`operator`]
+//! plugs and pulls the devices of a guest;
 //! [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common programs; [`suites`] are
 //! the test suites of other projects, whose programs take [`ballast`]; [`attacks`] are programs that try to break a
 //! promise; [`tier_kinds`] lists the tiers that programs are tested over; [`own_use`] measures what the pager takes;
@@ -38,6 +39,7 @@ pub mod operator;
 pub mod own_use;
 pub mod packages;
 pub mod pool;
+pub mod pool_switch;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;

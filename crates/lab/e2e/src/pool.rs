@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A pool of real processes: a fabric manager, donors and an agent, with TLS between them. Tests control it with the
-//! command line, as operators do.
+//! A pool of real processes: a fabric manager, donors and the agents of its hosts, with TLS between them. Tests control
+//! it with the command line, as operators do, or through [`crate::pool_switch`].
 //!
 //! All processes listen on one loopback address that no other test uses, so that a restarted process gets its port
 //! again.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,13 @@ for name in manager donor host; do
     -extfile $name.ext -out $name.pem
 done";
 
+/// Makes the certificate of another host, whose name is the first argument.
+const HOST_CERTIFICATE: &str = "set -e
+printf 'subjectAltName = DNS:%s.hosts.example\\n' \"$1\" > \"$1.ext\"
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj \"/CN=$1\" -keyout \"$1.key\" -out \"$1.csr\"
+openssl x509 -req -in \"$1.csr\" -CA ca.pem -CAkey ca.key -set_serial 0x$(openssl rand -hex 16) -days 30 \\
+  -extfile \"$1.ext\" -out \"$1.pem\"";
+
 /// Makes these certificates in a directory, for ends at this address. Reports a skip and returns `None` without
 /// openssl(1).
 pub fn make_certificates(directory: &Path, ip: &str) -> Option<()> {
@@ -50,7 +58,7 @@ pub fn own_address(name: &str) -> String {
     format!("127.{}.{}.{}", 16 + pid % 200, 1 + pid / 200 % 250, 2 + name.len() % 250)
 }
 
-/// The host of the agent.
+/// The first host.
 pub const HOST: &str = "h1";
 
 /// A running pool.
@@ -65,20 +73,39 @@ pub struct Pool {
     manager: Option<Child>,
     /// The donors, d1 first. A donor that was killed stays in its place until it is started again.
     pub donors: Vec<Donor>,
-    agent: Option<Child>,
+    /// The hosts, the first one first.
+    hosts: Vec<String>,
+    /// The agents that run, by their hosts.
+    agents: BTreeMap<String, Child>,
     donor_words: Vec<String>,
     token: String,
 }
 
 impl Pool {
-    /// Starts a manager, donors with these arguments, and an agent; declares a pool of all donors, and logs in. Reports
-    /// a skip and returns `None` without openssl(1).
+    /// Starts a manager, donors with these arguments, and the agent of [`HOST`]; declares a pool of all donors, and logs
+    /// in. Reports a skip and returns `None` without openssl(1).
     #[must_use]
     pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
+        Pool::start_with(name, &[], donors, donor_words, quota)
+    }
+
+    /// Like [`Pool::start`], with the agents of more hosts. All of them run on this machine.
+    #[must_use]
+    pub fn start_with(
+        name: &str,
+        more_hosts: &[&str],
+        donors: usize,
+        donor_words: &[&str],
+        quota: &str,
+    ) -> Option<Pool> {
         let directory = scratch(&format!("{name}-processes"));
         let pid = std::process::id();
         let ip = own_address(name);
         make_certificates(&directory, &ip)?;
+        for host in more_hosts {
+            let made = Command::new("sh").args(["-c", HOST_CERTIFICATE, "sh", host]).current_dir(&directory).output();
+            assert!(made.is_ok_and(|made| made.status.success()), "a certificate for {host}");
+        }
         // Short, because the length of a socket path is limited.
         let sockets = std::env::temp_dir().join(format!("aq-{name}-{pid}"));
         std::fs::create_dir_all(&sockets).expect("a temporary directory");
@@ -91,19 +118,20 @@ impl Pool {
             control: free,
             manager: None,
             donors: Vec::new(),
-            agent: None,
+            hosts: [HOST].iter().chain(more_hosts).map(|host| (*host).to_owned()).collect(),
+            agents: BTreeMap::new(),
             donor_words: donor_words.iter().map(|word| (*word).to_owned()).collect(),
             token: String::new(),
         };
         pool.start_manager();
         pool.login();
         pool.donors = (1..=donors).map(|number| pool.launch(number, "0")).collect();
-        pool.start_agent(&[]);
+        pool.start_agents(&[]);
         pool.wait_for_ends();
         let names: Vec<String> = (1..=donors).map(|number| format!("d{number}")).collect();
         let declaration = json!({
             "pools": { "main": { "donors": names } },
-            "zones": { "lab": { "quota": quota, "hosts": [HOST] } },
+            "zones": { "lab": { "quota": quota, "hosts": pool.hosts } },
         });
         let file = pool.directory.join("pool.json");
         std::fs::write(&file, declaration.to_string()).expect("the scratch directory can be written");
@@ -170,14 +198,19 @@ impl Pool {
     /// `aquifer fabric` with these words.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = aquifer();
-        command.args(["fabric", "--url", &format!("http://{}", self.rest)]).args(words);
+        command.args(["fabric", "--url", &self.url()]).args(words);
         command.env("XDG_RUNTIME_DIR", &self.directory);
         command
     }
 
+    /// Runs `aquifer fabric` with these arguments.
+    pub fn try_fabric(&self, words: &[&str]) -> Ended {
+        run(self.command(words), LIMIT)
+    }
+
     /// Runs `aquifer fabric` with these arguments. Panics unless it succeeds.
     pub fn fabric(&self, words: &[&str]) -> Ended {
-        let ended = run(self.command(words), LIMIT);
+        let ended = self.try_fabric(words);
         assert_eq!(ended.status, Some(0), "aquifer fabric {}: {}{}", words.join(" "), ended.stdout, ended.stderr);
         ended
     }
@@ -196,20 +229,26 @@ impl Pool {
 
     fn wait_for_ends(&self) {
         let answer = |of: &str| self.list(of).iter().filter(|end| end["Status"]["State"] == "Enabled").count();
-        eventually("all ends register", || answer("donors") == self.donors.len() && answer("hosts") == 1);
+        let hosts = self.agents.len();
+        eventually("all ends register", || answer("donors") == self.donors.len() && answer("hosts") == hosts);
     }
 
     /// Creates a volume, binds it to the host, lets everybody on the host use it, and waits until it can be used.
     pub fn create(&mut self, name: &str, size: &str, redundancy: &str) {
         self.fabric(&["create", name, "--size", size, "--zone", "lab", "--class", "tcp", "--redundancy", redundancy]);
-        end(self.agent.take());
+        self.permit_all();
+        self.fabric(&["bind", name, HOST]);
+        self.settle();
+    }
+
+    /// Starts all agents again, so that everybody on their hosts may use every volume that there is now.
+    pub fn permit_all(&mut self) {
+        std::mem::take(&mut self.agents).into_values().for_each(|agent| end(Some(agent)));
         let volumes = self.list("volumes");
         let permits: Vec<(String, String)> =
             volumes.iter().map(|volume| (word(&volume["Id"]), word(&volume["Oem"]["Aquifer"]["VolumeId"]))).collect();
-        self.start_agent(&permits);
+        self.start_agents(&permits);
         self.wait_for_ends();
-        self.fabric(&["bind", name, HOST]);
-        self.settle();
     }
 
     /// The numbers of the donors that have members of a volume.
@@ -222,45 +261,58 @@ impl Pool {
         members.iter().filter_map(number).collect()
     }
 
-    /// The volume as a tier, with more options.
+    /// The volume as a tier of a program of the first host, with more options.
     #[must_use]
     pub fn tier(&self, name: &str, options: &str) -> String {
-        format!("pool:{name},agent={}{options}", self.socket().display())
+        self.tier_on(HOST, name, options)
     }
 
-    fn socket(&self) -> PathBuf {
-        self.sockets.join("agent.sock")
+    /// The volume as a tier of a program of that host, with more options.
+    #[must_use]
+    pub fn tier_on(&self, host: &str, name: &str, options: &str) -> String {
+        format!("pool:{name},agent={}{options}", self.socket(host).display())
     }
 
-    fn start_agent(&mut self, permits: &[(String, String)]) {
+    fn socket(&self, host: &str) -> PathBuf {
+        self.sockets.join(format!("{host}.sock"))
+    }
+
+    fn start_agents(&mut self, permits: &[(String, String)]) {
         let uid = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&self.directory).expect("it was just made"));
-        let mut text = format!(
-            "host = {HOST:?}\nsocket = {:?}\nstate = {:?}\n[manager]\naddresses = [{:?}]\n[tenant]\ncert = {:?}\n\
-             key = {:?}\nca = {:?}\n",
-            self.socket(),
-            self.file("agent"),
-            self.control,
-            self.file("host.pem"),
-            self.file("host.key"),
-            self.file("ca.pem")
-        );
-        for (name, id) in permits {
-            text += &format!("[[volume]]\nname = {name:?}\nid = {id:?}\nuids = [{uid}]\n");
+        for host in self.hosts.clone() {
+            let files = if host == HOST { "host" } else { &host };
+            let mut text = format!(
+                "host = {host:?}\nsocket = {:?}\nstate = {:?}\n[manager]\naddresses = [{:?}]\n[tenant]\ncert = {:?}\n\
+                 key = {:?}\nca = {:?}\n",
+                self.socket(&host),
+                self.file(&format!("agent-{host}")),
+                self.control,
+                self.file(&format!("{files}.pem")),
+                self.file(&format!("{files}.key")),
+                self.file("ca.pem")
+            );
+            for (name, id) in permits {
+                text += &format!("[[volume]]\nname = {name:?}\nid = {id:?}\nuids = [{uid}]\n");
+            }
+            std::fs::write(self.file(&format!("agent-{host}.toml")), text).expect("the directory can be written");
+            self.launch_agent(&host);
         }
-        std::fs::write(self.file("agent.toml"), text).expect("the scratch directory can be written");
-        self.restart_agent();
     }
 
-    /// Starts the agent with the configuration and the state of the last one.
+    /// Starts the agent of the first host with the configuration and the state of the last one.
     pub fn restart_agent(&mut self) {
-        let mut command = Command::new(binaries().join("aquifer-agentd"));
-        command.args(["--config", &self.file("agent.toml")]);
-        self.agent = Some(started(command, 1, &mut Vec::new()));
+        self.launch_agent(HOST);
     }
 
-    /// Kills the agent, as kill -9 does.
+    fn launch_agent(&mut self, host: &str) {
+        let mut command = Command::new(binaries().join("aquifer-agentd"));
+        command.args(["--config", &self.file(&format!("agent-{host}.toml"))]);
+        self.agents.insert(host.to_owned(), started(command, 1, &mut Vec::new()));
+    }
+
+    /// Kills the agent of the first host, as kill -9 does.
     pub fn kill_agent(&mut self) {
-        end(self.agent.take());
+        end(self.agents.remove(HOST));
     }
 
     fn launch(&self, number: usize, port: &str) -> Donor {
@@ -282,6 +334,18 @@ impl Pool {
         self.wait_for_ends();
     }
 
+    /// The address at which the manager serves REST.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.rest)
+    }
+
+    /// The names of the hosts, the first one first.
+    #[must_use]
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
     /// Where the files of the test can be.
     #[must_use]
     pub fn directory(&self) -> &Path {
@@ -291,7 +355,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        end(self.agent.take());
+        std::mem::take(&mut self.agents).into_values().for_each(|agent| end(Some(agent)));
         end(self.manager.take());
         let _ = std::fs::remove_dir_all(&self.sockets);
     }
@@ -302,7 +366,7 @@ fn word(value: &Value) -> String {
 }
 
 /// Starts a program, and reads the lines with which it says that it is ready.
-fn started(mut command: Command, count: usize, lines: &mut Vec<String>) -> Child {
+pub(crate) fn started(mut command: Command, count: usize, lines: &mut Vec<String>) -> Child {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the program can be started");
     let mut output = BufReader::new(child.stdout.as_mut().expect("piped"));
     for _ in 0..count {
@@ -314,7 +378,7 @@ fn started(mut command: Command, count: usize, lines: &mut Vec<String>) -> Child
     child
 }
 
-fn end(child: Option<Child>) {
+pub(crate) fn end(child: Option<Child>) {
     if let Some(mut child) = child {
         let _ = child.kill();
         let _ = child.wait();

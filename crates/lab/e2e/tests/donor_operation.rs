@@ -6,10 +6,8 @@
 //! The trouble it guards against: lent memory that cannot be reclaimed; a borrower's bytes that remain in the donor's
 //! memory long after the borrower has ended; and memory that is taken from a child that is still running.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -145,25 +143,6 @@ impl Borrower {
     }
 }
 
-/// How many times the mark occurs in the memory of a process. See proc_pid_mem(5).
-fn marks(process: u32) -> Option<usize> {
-    let memory = File::open(format!("/proc/{process}/mem")).ok()?;
-    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
-    let mut count = 0;
-    for line in maps.lines().filter(|line| line.contains(" rw")) {
-        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        let mut piece = vec![0; 1 << 20];
-        for at in (start..end).step_by(piece.len()) {
-            let wanted = piece.len().min((end - at) as usize);
-            // Unreadable parts are skipped.
-            let found = memory.read_at(&mut piece[..wanted], at).unwrap_or(0);
-            count += piece[..found].windows(MARK.len()).filter(|bytes| *bytes == MARK).count();
-        }
-    }
-    Some(count)
-}
-
 #[test]
 fn a_program_that_ends_leaves_nothing_with_the_donor() {
     let donor = lending(&["--size", "256MiB"]);
@@ -194,11 +173,7 @@ fn nothing_is_taken_from_a_child_that_lives_on() {
 fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
     let donor = lending(&["--size", "256MiB", "--lease", "2s"]);
     let Some(borrower) = Borrower::start("memory-wiped", &donor, &[]) else { return };
-    let process = donor.child.id();
-    let Some(before) = marks(process) else {
-        aquifer_test_support::skip("the memory of another process cannot be read");
-        return;
-    };
+    let Some(before) = donor.count(MARK) else { return };
     assert!(before > 4096, "its pages are there: {before}");
     // Kills the launcher, too, so that nothing returns the memory.
     let program = borrower.running.program();
@@ -206,7 +181,7 @@ fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
     eventually("the program's end", || has_ended(program));
     eventually("the leases expire", || donor.number("lent_bytes") == 0 && donor.number("wiping_bytes") == 0);
     assert!(donor.number("expiries_total") > 16);
-    assert_eq!(marks(process), Some(0), "neither in what it lends nor in what it sends and receives with");
+    assert_eq!(donor.count(MARK), Some(0), "neither in what it lends nor in what it sends and receives with");
 }
 
 #[test]
