@@ -132,6 +132,8 @@ pub struct History {
     pool: Pool,
     /// The order that runs, and whether it was carried out.
     running: Option<(u64, Order, bool)>,
+    /// The number of the last order that has ended.
+    ended: u64,
     /// True while an order's end is unknown: nothing was adopted since.
     is_unsure: bool,
     /// Orders that ended well.
@@ -146,7 +148,8 @@ impl History {
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let (rig, pool) = (Rig::new(), Pool::default());
         let trace = Vec::new();
-        let mut history = Self { rig, random, planted, pool, running: None, is_unsure: false, completed: 0, trace };
+        let (running, ended, is_unsure, completed) = (None, 0, false, 0);
+        let mut history = Self { rig, random, planted, pool, running, ended, is_unsure, completed, trace };
         history.adopt();
         history
     }
@@ -164,6 +167,7 @@ impl History {
                 8..=10 => self.drive(),
                 11 => self.change_elsewhere(),
                 12 if self.random.one_in(3) => self.restart(),
+                13 => self.conclude_in_vain(),
                 _ => self.adopt(),
             }
         }
@@ -179,7 +183,8 @@ impl History {
         let is_late = self.rig.client.switch.deadline_ns().is_some_and(|due_ns| due_ns <= self.rig.client.now_ns);
         let answer = self.rig.advance();
         if was_running && is_late {
-            let (_, order, _) = self.running.take().expect("it runs");
+            let (id, order, _) = self.running.take().expect("it runs");
+            self.ended = id;
             self.note(format!("{order:?} reaches its limit"));
             match order {
                 Order::Allocate { .. } => assert_eq!(answer, Some(ReturnCode::INTERNAL_ERROR)),
@@ -254,6 +259,7 @@ impl History {
             (false, _) => Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED),
         };
         self.note(format!("{order:?} ends: {ending:?}"));
+        self.ended = id;
         let outcome = self.rig.client.switch.conclude(self.rig.client.now_ns, id, ending);
         let answer = self.rig.answered(outcome);
         let is_background = !matches!(order, Order::Allocate { .. });
@@ -265,6 +271,18 @@ impl History {
         } else {
             assert_ne!(ending, Ending::Done);
         }
+    }
+
+    /// The driver ends an order that has ended, by itself or by its limit, or one that never was: nothing happens.
+    fn conclude_in_vain(&mut self) {
+        let id = if self.random.one_in(3) { self.ended + 2 } else { self.ended };
+        let code = ReturnCode::RETRY_REQUIRED;
+        let ending = [Ending::Done, Ending::Refused(code), Ending::Unknown(code)][self.random.below(3) as usize];
+        self.note(format!("order {id} ends in vain: {ending:?}"));
+        let deadline_ns = self.rig.client.switch.deadline_ns();
+        let outcome = self.rig.client.switch.conclude(self.rig.client.now_ns, id, ending);
+        assert_eq!(outcome, Outcome::default());
+        assert_eq!(self.rig.client.switch.deadline_ns(), deadline_ns, "the order that runs goes on");
     }
 
     /// Somebody else asks the pool's manager, hosts and donors come and go.
@@ -299,7 +317,7 @@ impl History {
     fn restart(&mut self) {
         self.note("restart".into());
         self.rig.restart();
-        self.running = None;
+        (self.running, self.ended) = (None, 0);
         let planted = self.planted == Planted::WrongVppb && self.random.one_in(4);
         if planted {
             self.pool.bindings.values_mut().for_each(|binding| binding.1 = (binding.1 + 1) % VPPBS);
