@@ -87,7 +87,11 @@ impl Driver {
         let deadline = Instant::now() + START_WAIT_MAX;
         loop {
             match self.pool.check().and_then(|()| self.look()) {
-                Ok(()) => return Ok(()),
+                Ok(view) => {
+                    let unknown = view.map(|view| self.places.unknown(&view)).unwrap_or_default();
+                    unknown.iter().for_each(|line| report(line));
+                    return Ok(());
+                }
                 // A manager that starts, too, has none of these.
                 Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble.failure),
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
@@ -117,22 +121,22 @@ impl Driver {
         }
     }
 
-    /// Lets the switch take over what the manager has, if that may have changed.
-    fn look(&mut self) -> Result<(), Trouble> {
+    /// Lets the switch take over what the manager has, if that may have changed. Returns what it has taken over.
+    fn look(&mut self) -> Result<Option<View>, Trouble> {
         // Before the rest, so that what changes in between is seen at the next look.
         let summary = self.pool.read_summary()?;
         let is_same = |seen: &Seen| seen.summary == summary && !seen.is_moving && seen.at.elapsed() < READ_INTERVAL;
         if self.seen.as_ref().is_some_and(is_same) {
-            return Ok(());
+            return Ok(None);
         }
         self.seen = None;
         let view = self.pool.read()?;
         self.shown = adopted(&view, &self.places, self.config.vppbs, &self.shown);
         self.server.adopt(&self.shown);
         self.label(&view);
-        let is_moving = view.volumes.values().any(|volume| !volume.is_settled || volume.is_leaving);
+        let is_moving = view.lds().any(|(_, volume)| volume.is_moving());
         self.seen = Some(Seen { at: Instant::now(), summary, is_moving });
-        Ok(())
+        Ok(Some(view))
     }
 
     fn carry_out(&mut self, order: &Order) -> Ending {

@@ -9,6 +9,7 @@ use aquifer_cxl_switchd::Failure;
 use aquifer_fabric::{DonorId, HostId};
 
 use crate::config::{Config, PLACES_MAX};
+use crate::view::View;
 
 /// Logical devices of each donor: as many as an MLD can have.
 pub(crate) const LDS: u8 = 16;
@@ -53,6 +54,17 @@ impl Places {
     /// Returns the host of a virtual CXL switch.
     pub fn host(&self, vcs_id: u8) -> Option<&HostId> {
         self.hosts.get(usize::from(vcs_id))?.as_ref()
+    }
+
+    /// Returns a line for each donor and host that the manager does not know. One that joins later is no failure.
+    pub fn unknown(&self, view: &View) -> Vec<String> {
+        let line = |key: &str, name: &str| {
+            format!("{key}: the manager does not know {name}, and its port has no link; start it, or correct the name")
+        };
+        let donors = self.donors.iter().flatten().filter(|donor| !view.donors.contains_key(*donor));
+        let hosts = self.hosts.iter().flatten().filter(|host| !view.hosts.contains_key(host.as_str()));
+        let donors = donors.map(|donor| line("donors", donor.as_str()));
+        donors.chain(hosts.map(|host| line("hosts", host.as_str()))).collect()
     }
 
     /// Returns the switch that has these places. Ports without a place are disabled.

@@ -56,6 +56,13 @@ pub(crate) struct VolumeView {
     pub is_in_place: bool,
 }
 
+impl VolumeView {
+    /// Returns whether it is not yet as it is desired to be.
+    pub fn is_moving(&self) -> bool {
+        !self.is_settled || self.is_leaving || self.host.is_some() && self.is_at_host != Some(true)
+    }
+}
+
 /// A logical device of a donor.
 pub(crate) type Ld = (DonorId, u8);
 

@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that another program has written, and the C library's arguments.
-pub const TARGETS: [Target; 26] = [
+pub const TARGETS: [Target; 27] = [
     Target { name: "agent_messages", body: targets::agent_messages, seeds: seeds::agent_messages },
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "c_abi", body: targets::c_abi, seeds: seeds::c_abi },
@@ -34,6 +34,7 @@ pub const TARGETS: [Target; 26] = [
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "control", body: targets::control, seeds: seeds::control },
     Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
+    Target { name: "driven_switch", body: targets::driven_switch, seeds: seeds::driven_switch },
     Target { name: "elf", body: targets::elf, seeds: seeds::elf },
     Target { name: "etcd_answer", body: targets::etcd_answer, seeds: seeds::etcd_answer },
     Target { name: "fabric_body", body: targets::fabric_body, seeds: seeds::fabric_body },

@@ -3,6 +3,7 @@
 
 //! Initial inputs: valid ones, which reach deep into a decoder, and for each decoder some that are nearly valid.
 
+mod driven_switch;
 mod hotness;
 
 use aquifer_authority::JoinToken;
@@ -14,6 +15,7 @@ use aquifer_sys::shared_segment::SharedView;
 use aquifer_tiers::{Codec, PAGE, encode_for_fuzzing};
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
 
+pub use self::driven_switch::driven_switch;
 pub use self::hotness::{cedt, hotness};
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {

@@ -9,6 +9,7 @@
 
 mod agent;
 mod control;
+mod driven_switch;
 mod fabric;
 mod hotness;
 mod join_token;
@@ -36,6 +37,7 @@ use aquifer_wire::{BODY_BYTES_MAX, DonorStatus, HEADER_BYTES as FRAME_HEADER_BYT
 
 pub use self::agent::agent_messages;
 pub use self::control::control;
+pub use self::driven_switch::driven_switch;
 pub use self::fabric::{etcd_answer, fabric_body, fabric_config, fabric_request};
 pub use self::hotness::{cedt, hotness};
 pub use self::join_token::join_token;

@@ -54,9 +54,9 @@ macro_rules! targets {
 }
 
 targets!(
-    agent_messages bench_result c_abi cache_requests cedt certificate compressed_page config control cxl_switch elf
-    etcd_answer fabric_body fabric_config fabric_request fmapi hotness join_token named profile recording size
-    stats_segment tenants tier_spec wire
+    agent_messages bench_result c_abi cache_requests cedt certificate compressed_page config control cxl_switch
+    driven_switch elf etcd_answer fabric_body fabric_config fabric_request fmapi hotness join_token named profile
+    recording size stats_segment tenants tier_spec wire
 );
 
 /// Parses records `tag, length, bytes`, but does not check the length for a rare tag: the planted bug.

@@ -8,6 +8,14 @@ use aquifer_fmapi::*;
 use proptest::prelude::*;
 
 mod client;
+mod driver;
+
+/// Generates how a driver ends an order.
+fn ending() -> impl Strategy<Value = Ending> {
+    let codes = [ReturnCode::SUCCESS, ReturnCode::RESOURCES_EXHAUSTED, ReturnCode::RETRY_REQUIRED];
+    let code = (0usize..3).prop_map(move |at| codes[at]);
+    prop_oneof![Just(Ending::Done), code.clone().prop_map(Ending::Refused), code.prop_map(Ending::Unknown)]
+}
 
 /// Generates bytes, most of which are small, as valid numbers are.
 fn byte() -> impl Strategy<Value = u8> {
@@ -85,6 +93,34 @@ proptest! {
         for (bytes, later_ns) in all {
             now_ns += later_ns;
             let outcome = switch.receive(now_ns, &connection, &bytes);
+            check(&outcome, &bytes, &connection);
+        }
+    }
+
+    /// An allocation is ended at once, so that its answer belongs to its request; a bind and an unbind go on.
+    #[test]
+    fn a_driven_switch_answers_any_messages_in_any_order(
+        all in proptest::collection::vec((message(), 0u64..300_000_000, ending(), 0u64..3, 0u8..8), 1..40),
+    ) {
+        let mut rig = driver::Rig::new();
+        let connection = Connection { id: 3, ingress_port_id: 0, dialect: &Dialect::STANDARD };
+        let (mut now_ns, mut last_id) = (0, 0);
+        for (bytes, later_ns, ending, back, adopts) in all {
+            now_ns += later_ns;
+            if adopts == 0 {
+                rig.client.now_ns = now_ns;
+                rig.adopt();
+            }
+            let mut outcome = rig.client.switch.receive(now_ns, &connection, &bytes);
+            let ordered = outcome.effects.iter().find_map(|effect| match effect {
+                Effect::Ordered { id, order } => Some((*id, matches!(order, Order::Allocate { .. }))),
+                _ => None,
+            });
+            last_id = ordered.map_or(last_id, |(id, _)| id);
+            let is_waiting = ordered.is_some_and(|(_, is_allocation)| is_allocation);
+            // Otherwise the driver says what it may have said before, or of an order that never was.
+            let id = if is_waiting { last_id } else { (last_id + 1).saturating_sub(back) };
+            outcome.replies.extend(rig.client.switch.conclude(now_ns, id, ending).replies);
             check(&outcome, &bytes, &connection);
         }
     }

@@ -72,8 +72,8 @@ fn meet(site: &Site, clients: [&Client; 2], fronts: &[&Front]) {
                 let ld = |vcs| front.vppb(vcs, 0)["ld_id"].clone();
                 ld(winner) == 0 && ld(1 - winner).is_null()
             });
-            free(site, front);
         }
+        fronts.iter().for_each(|front| free(site, front));
     }
     println!("bound at the first and the second host: {bound:?}");
 }

@@ -135,7 +135,7 @@ fn an_order_is_whole_whatever_effect_is_the_managers_last() {
         check_and_repeat(&site, &front, &outcomes, &format!("kill at effect {number}"));
         if !was_killed {
             println!("{kills} kills within the orders, the last one at effect {}", number - 1);
-            assert!(kills > 8, "both orders have only {kills} effects");
+            assert!(kills >= 6, "both orders have only {kills} effects");
             return site.finish(front);
         }
         kills += 1;

@@ -6,8 +6,11 @@
 //! The program logged in again after any failure: a manager that answered every read with an error got two logins a
 //! second, each of which made a session. And it waited 30 s for a password that would not become right.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
 use crate::fake::{Fake, error, healthy};
@@ -61,6 +64,41 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
     assert!(text.contains("donors: 17 of them; give 1 to 16"), "{text}");
 }
 
+/// Starts a server that shakes hands with its certificate and then says nothing. Returns its port and the certificate.
+fn shake_hands() -> (u16, String) {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
+    let (certificate, pem) = (made.cert.der().clone(), made.cert.pem());
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+    let builder = builder.expect("TLS 1.3").with_no_client_auth();
+    let config = Arc::new(builder.with_single_cert(vec![certificate], key).expect("a pair"));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut connection = rustls::ServerConnection::new(Arc::clone(&config)).expect("a connection");
+            // The client that this is for does not like the certificate.
+            while connection.is_handshaking() && connection.complete_io(&mut stream).is_ok() {}
+        }
+    });
+    (port, pem)
+}
+
+#[test]
+fn a_manager_that_is_not_trusted_ends_the_start_at_once() {
+    let directory = new_directory("untrusted");
+    let ((port, _), (_, other)) = (shake_hands(), shake_hands());
+    std::fs::write(directory.join("ca.pem"), other).expect("written");
+    write_config(&directory, &format!("https://localhost:{port}"));
+    let file = directory.join("front.toml");
+    let text = std::fs::read_to_string(&file).expect("text");
+    std::fs::write(&file, format!("ca = {:?}\n{text}", directory.join("ca.pem"))).expect("written");
+    let (text, took) = refused_start(&directory);
+    assert!(text.contains("invalid peer certificate"), "{text}");
+    assert!(took < AT_ONCE, "{took:?}");
+}
+
 #[test]
 fn a_manager_that_fails_is_not_flooded_with_sessions() {
     let fake = Fake::start(healthy);
@@ -102,7 +140,8 @@ fn a_session_that_has_ended_is_replaced() {
     assert_eq!(site.ask("DELETE", &path, &Value::Null).0, 204);
     front.fmapi("allocate --port 0 --ld 0 --size 256MiB").expect("room");
     assert_eq!(sessions(&site), 1);
-    assert_eq!(front.said(), Vec::<String>::new(), "nobody has to do anything");
+    let said = front.said();
+    assert!(said.iter().all(|line| line.contains("does not know")), "nobody has to do anything: {said:?}");
     site.finish(front);
 }
 

@@ -15,6 +15,11 @@ fn a_donor_is_managed_as_a_device() {
     let ports = front.fmapi("ports").expect("ports")["ports"].clone();
     let links = [0, 1, 16, 17, 18].map(|port: usize| ports[port]["link_state"].clone());
     assert_eq!(links, ["l0", "detect", "l0", "l0", "detect"], "d0099 and h099 do not exist");
+    let said = front.said().join("\n");
+    assert!(
+        said.contains("donors: the manager does not know d0099") && said.contains("hosts: the manager does not know")
+    );
+    assert_eq!(said.lines().count(), 2, "{said}");
     assert_eq!(ports[0]["device_type"], "type3-mld");
     // What cannot be is refused, and the manager has nothing of it.
     for line in [

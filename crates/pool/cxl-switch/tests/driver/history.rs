@@ -144,6 +144,8 @@ pub struct History {
     /// What the switch must show.
     shown: Shown,
     running: Option<Running>,
+    /// The number of the last order that has ended.
+    ended: u64,
     /// Orders that ended well.
     pub completed: usize,
     /// What was done, for the message of a failure.
@@ -155,7 +157,8 @@ impl History {
     pub fn new(seed: u64, planted: Planted) -> Self {
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let (rig, pool, shown, trace) = (Rig::new(), Pool::default(), Shown::default(), Vec::new());
-        let mut history = Self { rig, random, planted, pool, shown, running: None, completed: 0, trace };
+        let (running, ended, completed) = (None, 0, 0);
+        let mut history = Self { rig, random, planted, pool, shown, running, ended, completed, trace };
         history.adopt();
         history
     }
@@ -173,6 +176,7 @@ impl History {
                 8..=10 => self.drive(),
                 11 => self.change_elsewhere(),
                 12 if self.random.one_in(3) => self.restart(),
+                13 => self.conclude_in_vain(),
                 _ => self.adopt(),
             }
             self.shown.check(&mut self.rig);
@@ -190,7 +194,8 @@ impl History {
         if !is_late {
             return;
         }
-        let Running { order, .. } = self.running.take().expect("only an order ends by itself");
+        let Running { id, order, .. } = self.running.take().expect("only an order ends by itself");
+        self.ended = id;
         self.note(format!("{order:?} reaches its limit"));
         match order {
             Order::Allocate { .. } => assert_eq!(answer, Some(ReturnCode::INTERNAL_ERROR)),
@@ -275,6 +280,7 @@ impl History {
             (false, _) => Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED),
         };
         self.note(format!("{order:?} ends: {ending:?}"));
+        self.ended = id;
         let outcome = self.rig.client.switch.conclude(self.rig.client.now_ns, id, ending);
         let answer = self.rig.answered(outcome);
         let is_background = !matches!(order, Order::Allocate { .. });
@@ -287,6 +293,18 @@ impl History {
         } else {
             assert_ne!(ending, Ending::Done);
         }
+    }
+
+    /// The driver ends an order that has ended, by itself or by its limit, or one that never was: nothing happens.
+    fn conclude_in_vain(&mut self) {
+        let id = if self.random.one_in(3) { self.ended + 2 } else { self.ended };
+        let code = ReturnCode::RETRY_REQUIRED;
+        let ending = [Ending::Done, Ending::Refused(code), Ending::Unknown(code)][self.random.below(3) as usize];
+        self.note(format!("order {id} ends in vain: {ending:?}"));
+        let deadline_ns = self.rig.client.switch.deadline_ns();
+        let outcome = self.rig.client.switch.conclude(self.rig.client.now_ns, id, ending);
+        assert_eq!(outcome, Outcome::default());
+        assert_eq!(self.rig.client.switch.deadline_ns(), deadline_ns, "the order that runs goes on");
     }
 
     /// Somebody else asks the pool's manager, hosts and donors come and go.
@@ -321,7 +339,7 @@ impl History {
     fn restart(&mut self) {
         self.note("restart".into());
         self.rig.restart();
-        (self.running, self.shown) = (None, Shown::default());
+        (self.running, self.ended, self.shown) = (None, 0, Shown::default());
         let planted = self.planted == Planted::WrongVppb && self.random.one_in(4);
         if planted {
             self.pool.bindings.values_mut().for_each(|binding| binding.1 = (binding.1 + 1) % VPPBS);
