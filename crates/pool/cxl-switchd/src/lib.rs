@@ -5,7 +5,7 @@
 //! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: two for each
-//! connection, and one that advances the switch's time. `server.rs` has the threads, `peer.rs` the connections,
+//! connection, one that advances the switch's time, and one that writes the trace. `server.rs` has the threads, `peer.rs` the connections,
 //! `control.rs` the commands of the control socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ mod control;
 mod listen;
 mod peer;
 mod server;
+mod trace;
 
 pub use args::{Args, DialectName, Failure, run};
 pub use listen::{Sockets, serve};

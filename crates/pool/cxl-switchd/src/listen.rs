@@ -3,6 +3,7 @@
 
 //! The sockets that managers and testers connect to. Each listener has a thread; the caller waits for all of them.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt;
@@ -66,6 +67,9 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
             );
         })?);
     }
+    let traced = Arc::clone(server);
+    // It is not waited for: without `--trace`, it ends at once.
+    spawn("trace", move || traced.write_trace())?;
     let server = Arc::clone(server);
     listeners.push(spawn("time", move || server.let_time_pass())?);
     // The threads run until a signal ends the process; a thread that panics ends the process, too.
@@ -101,10 +105,12 @@ fn managed(server: &Arc<Server>, stream: impl Stream) {
     }
 }
 
-/// Writes a line to standard error. Where that is full or closed, the line is lost, and the switch goes on: `eprintln!`
+/// Writes a line to standard error, after the name of the program that serves the switch. Where that is full or closed, the line is lost, and the switch goes on: `eprintln!`
 /// would end it.
 fn report(what: &str) {
-    let _ = writeln!(io::stderr(), "aquifer-cxl-switchd: {what}");
+    let name = std::env::args_os().next().and_then(|path| Path::new(&path).file_name().map(OsStr::to_owned));
+    let name = name.unwrap_or_else(|| "aquifer-cxl-switchd".into());
+    let _ = writeln!(io::stderr(), "{}: {what}", name.display());
 }
 
 /// Listens on a socket at a path. Replaces a socket there that nobody listens on any more.

@@ -7,11 +7,12 @@
 //! lock, `state`, and no thread waits for a peer while it holds it. Only the thread that reads a connection waits for
 //! that peer to read: the others leave what they have for it in its outbox.
 //!
+//! A trace is written by a thread of its own (`trace.rs`), because whoever reads it may be slow.
+//!
 //! What a driven switch orders goes to its driver, on a thread of the driver's own, which then calls
 //! [`Server::conclude`] and, whenever it has read its state, [`Server::adopt`].
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use clap::ValueEnum;
 use crate::args::Failure;
 use crate::listen::spawn;
 use crate::peer::{Peer, Stream};
+use crate::trace::Trace;
 
 /// After this time, a connection without a message gives its place to the next one, if there is no other place.
 const SILENT_MAX: Duration = Duration::from_secs(5);
@@ -91,7 +93,8 @@ pub struct Server {
     dialect: &'static Dialect,
     connections_max: usize,
     hosts: Hosts,
-    is_traced: bool,
+    /// What is printed to standard error, with `--trace`.
+    trace: Option<Trace>,
     /// Where a driven switch's orders go.
     driver: Option<Sender<(u64, Order)>>,
 }
@@ -140,7 +143,7 @@ impl Server {
             dialect,
             connections_max: connections.into(),
             hosts,
-            is_traced,
+            trace: is_traced.then(Trace::default),
             driver,
         }
     }
@@ -241,7 +244,6 @@ impl Server {
         if let Some(refusal) = &outcome.refusal {
             self.say(&refusal.to_string());
         }
-        self.hand_over_orders(&mut state, request.map(|(_, request)| request), &outcome);
         let mut due = Vec::new();
         for reply in &outcome.replies {
             let asked = if reply.is_of_order { state.asked.as_ref() } else { request.map(|(_, request)| request) };
@@ -253,6 +255,8 @@ impl Server {
                 due.push((reply.connection, Arc::clone(peer), late.message));
             }
         }
+        // After the replies are addressed: a step may end one order and begin the next one.
+        self.hand_over_orders(&mut state, request.map(|(_, request)| request), &outcome);
         drop(state);
         self.changed.notify_one();
         let own = request.map(|(id, _)| id);
@@ -305,7 +309,7 @@ impl Server {
         let mut at = 0;
         while let Some(effect) = outcome.effects.get(at).cloned() {
             at += 1;
-            if self.is_traced {
+            if self.trace.is_some() {
                 self.say(&format!("{effect:?}"));
             }
             if self.hosts == Hosts::Wait {
@@ -354,9 +358,15 @@ impl Server {
     }
 
     fn say(&self, what: &str) {
-        if self.is_traced {
-            // A trace that cannot be written does not end the switch.
-            let _ = writeln!(io::stderr(), "{:>14} {what}", self.now_ns());
+        if let Some(trace) = &self.trace {
+            trace.say(format!("{:>14} {what}", self.now_ns()));
+        }
+    }
+
+    /// Writes the trace, if there is one. Returns at once if there is none, and otherwise never.
+    pub fn write_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.write();
         }
     }
 
@@ -388,9 +398,12 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
 
-    use aquifer_cxl_switch::SwitchConfig;
+    use aquifer_cxl_switch::{AdoptedDevice, SwitchConfig};
+    use aquifer_fmapi::{LdAllocation, Message, PACKET_BYTES, Request, SetLdAllocations, Tunnel};
 
     use super::*;
 
@@ -410,5 +423,54 @@ mod tests {
         state.peers[&0].note_message();
         assert_eq!(state.make_room(now + IDLE_MAX + SILENT_MAX, 2), Ok(()));
         assert_eq!(state.peers.keys().copied().collect::<Vec<_>>(), [0], "the one that was idle longer has gone");
+    }
+    /// A driven switch with one MLD, at port 1, whose orders end by themselves at once.
+    fn driven() -> (Arc<Server>, std::sync::mpsc::Receiver<(u64, Order)>) {
+        let mut config = SwitchConfig::example();
+        config.devices = vec![config.devices[1].clone()];
+        config.devices[0].lds_mib = vec![0; 16];
+        let (sender, orders) = channel();
+        let switch = Switch::driven(config, 1).unwrap();
+        let server = Server::driven(switch, &Dialect::STANDARD, 2, false, sender);
+        let device = AdoptedDevice { is_present: true, memory_bytes: 1 << 30, lds: Vec::new() };
+        server.adopt(&Adopted { devices: vec![device], ..Adopted::default() });
+        (server, orders)
+    }
+
+    /// Connects a manager, whose requests a test makes, and returns what it is sent.
+    fn connect(server: &Server, id: u32) -> UnixStream {
+        let (ours, its) = UnixStream::pair().unwrap();
+        let (peer, outbox) = Peer::new(Box::new(ours));
+        std::thread::spawn(move || outbox.write());
+        lock(&server.state).peers.insert(id, peer);
+        its
+    }
+
+    fn allocation(from: u8, tag: u8) -> Received {
+        let allocations = vec![LdAllocation { range_1: 1, range_2: 0 }];
+        let set = Request::SetLdAllocations(SetLdAllocations { first_ld_id: 0, allocations });
+        let message = Message::request(tag, &set, &Dialect::STANDARD).encode(&Dialect::STANDARD);
+        let tunnel = Request::Tunnel(Tunnel { port_or_ld_id: 1, message, ..Default::default() });
+        let bytes = Message::request(tag, &tunnel, &Dialect::STANDARD).encode(&Dialect::STANDARD);
+        Received { kind: MessageType::FabricManager, to: 8, from, tag, is_owner: true, bytes }
+    }
+
+    /// The answer to an order that ended in the step in which the next one began had the next one's addresses.
+    #[test]
+    fn an_order_that_ends_as_the_next_one_begins_is_answered_to_the_manager_that_asked_for_it() {
+        let (server, orders) = driven();
+        let (mut first, _second) = (connect(&server, 1), connect(&server, 2));
+        server.answer(1, &allocation(20, 3));
+        // Time has passed the limit of the first order.
+        server.answer(2, &allocation(30, 5));
+        assert_eq!(orders.try_iter().map(|(id, _)| id).collect::<Vec<_>>(), [1, 2]);
+        let mut packet = [0; PACKET_BYTES];
+        first.read_exact(&mut packet).unwrap();
+        let answer = Assembler::new(&Dialect::STANDARD).take(&packet).expect("one packet");
+        assert_eq!((answer.to, answer.from, answer.tag, answer.is_owner), (20, 8, 3, false));
+        let message = Message::decode(&answer.bytes, &Dialect::STANDARD).unwrap();
+        assert_eq!(message.header.tag, 3);
+        // The second one's answer has its own addresses.
+        assert!(lock(&server.state).asked.as_ref().is_some_and(|asked| (asked.from, asked.tag) == (30, 5)));
     }
 }

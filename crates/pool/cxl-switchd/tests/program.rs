@@ -7,7 +7,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aquifer_fmapi::*;
@@ -225,4 +225,24 @@ fn the_help_has_examples_and_a_stale_socket_is_replaced() {
     assert_eq!(line, "listening on s\n");
     let mut client = Client::new(child.unix("s"), &Dialect::STANDARD);
     assert!(client.ask(&Request::Identify(Identify {})).is_ok());
+}
+
+/// Another program has the same sockets, and its messages named this one.
+#[test]
+fn messages_name_the_program_that_runs() {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("named-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let _ = std::fs::remove_file(directory.join("another-switchd"));
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_aquifer-cxl-switchd"), directory.join("another-switchd")).unwrap();
+    let mut command = Command::new(directory.join("another-switchd"));
+    command.args(["--no-tcp", "--socket", "s", "--connections", "1"]).current_dir(&directory);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let running = Running { child, directory, address: String::new() };
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    let (_first, _second) = (running.unix("s"), running.unix("s"));
+    let mut line = String::new();
+    BufReader::new(stderr).read_line(&mut line).unwrap();
+    assert!(line.starts_with("another-switchd: a connection was turned away: 1 are there; "), "{line}");
 }

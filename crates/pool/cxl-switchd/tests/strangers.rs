@@ -21,6 +21,10 @@ const BINDS: u32 = 8;
 const BINDS_TIME_MAX: Duration = Duration::from_secs(30);
 /// More than the files that a process may open by default.
 const CONNECTIONS: usize = 3000;
+/// Lines of a trace, which together are longer than a pipe.
+const TRACED: usize = 4000;
+/// How long a manager waits for an answer while nobody reads the trace.
+const TRACED_TIME_MAX: Duration = Duration::from_secs(10);
 
 fn is_served(stream: TcpStream) -> bool {
     let message = Message::request(1, &Request::Identify(Identify {}), &Dialect::STANDARD);
@@ -121,6 +125,30 @@ fn a_full_disk_does_not_end_the_switch() {
     // Effects are traced.
     assert_eq!(manager.bind(0, 1, 0), Err(ReturnCode::BACKGROUND_STARTED));
     assert_eq!(manager.wait(), ReturnCode::SUCCESS);
+}
+
+/// A line was written while the switch was locked: with a full pipe as standard error, it stopped.
+#[test]
+fn a_trace_that_nobody_reads_does_not_stop_the_switch() {
+    let (mut unread, errors) = std::io::pipe().unwrap();
+    let errors = std::fs::File::from(std::os::fd::OwnedFd::from(errors));
+    let running = Running::with_errors("unread", &["--trace"], |_| errors);
+    let mut manager = Client::new(running.tcp(), &Dialect::STANDARD);
+    manager.stream.set_read_timeout(Some(TRACED_TIME_MAX)).unwrap();
+    let mut stranger = Client::new(running.tcp(), &Dialect::STANDARD);
+    for _ in 0..TRACED {
+        // It is not answered, but traced.
+        stranger.send(&Request::IdentifySwitch(IdentifySwitch {}), MessageType::ComponentCommand);
+    }
+    assert!(stranger.ask(&Request::Identify(Identify {})).is_ok());
+    assert_eq!(manager.bind(0, 1, 0), Err(ReturnCode::BACKGROUND_STARTED));
+    assert_eq!(manager.wait(), ReturnCode::SUCCESS);
+    assert!(manager.ask(&Request::IdentifySwitch(IdentifySwitch {})).is_ok());
+    drop(running);
+    let mut traced = String::new();
+    unread.read_to_string(&mut traced).unwrap();
+    let line = "an FM API command came as MCTP type 8; send it as type 7";
+    assert!(traced.lines().next().unwrap().ends_with(line), "{traced}");
 }
 
 #[test]
