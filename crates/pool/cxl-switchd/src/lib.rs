@@ -5,8 +5,8 @@
 //! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: two for each
-//! connection, one that advances the switch's time, and one that writes the trace. `server.rs` has the threads, `peer.rs` the connections,
-//! `control.rs` the commands of the control socket, `args.rs` the command line.
+//! connection, one that advances the switch's time, and one that writes the trace. `server.rs` has the threads,
+//! `peer.rs` the connections, `control.rs` the commands of the control socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
 

@@ -105,8 +105,8 @@ fn managed(server: &Arc<Server>, stream: impl Stream) {
     }
 }
 
-/// Writes a line to standard error, after the name of the program that serves the switch. Where that is full or closed, the line is lost, and the switch goes on: `eprintln!`
-/// would end it.
+/// Writes a line to standard error, after the name of the program that serves the switch. Where that is full or closed,
+/// the line is lost, and the switch goes on: `eprintln!` would end it.
 fn report(what: &str) {
     let name = std::env::args_os().next().and_then(|path| Path::new(&path).file_name().map(OsStr::to_owned));
     let name = name.unwrap_or_else(|| "aquifer-cxl-switchd".into());
