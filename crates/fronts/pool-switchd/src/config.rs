@@ -22,8 +22,8 @@ pub(crate) const PLACES_MAX: usize = 16;
 pub(crate) const DONOR_BYTES_MAX: usize = NAME_BYTES_MAX - VOLUME_PREFIX.len() - 3;
 /// vPPBs of a virtual CXL switch at most.
 const VPPBS_MAX: u8 = 32;
-/// How long a bind or an unbind may wait for its host at most, in seconds. Clients of the FM API give up after a minute,
-/// and the requests to the manager take time, too.
+/// How long a bind or an unbind may wait for its host at most, in seconds. Clients of the FM API give up after a
+/// minute, and the requests to the manager take time, too.
 const SETTLE_SECONDS_MAX: u64 = 40;
 
 /// An example, with every setting.

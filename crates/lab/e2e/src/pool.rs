@@ -82,8 +82,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts a manager, donors with these arguments, and the agent of [`HOST`]; declares a pool of all donors, and logs
-    /// in. Reports a skip and returns `None` without openssl(1).
+    /// Starts a manager, donors with these arguments, and the agent of [`HOST`]; declares a pool of all donors, and
+    /// logs in. Reports a skip and returns `None` without openssl(1).
     #[must_use]
     pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
         Pool::start_with(name, &[], donors, donor_words, quota)

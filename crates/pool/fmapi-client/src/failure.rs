@@ -169,6 +169,10 @@ fn of_code(code: ReturnCode) -> &'static str {
         ReturnCode::RESOURCES_EXHAUSTED => "release capacity, or ask for less",
         ReturnCode::ABORTED => "send it again, if nobody aborted it on purpose",
         ReturnCode::ABORT_NOT_SUPPORTED => "wait for the operation to end",
+        // Of a background operation: other commands are resent.
+        ReturnCode::RETRY_REQUIRED => {
+            "wait until the vPPB is no longer in progress ('aquifer fmapi vcs'), then send it again if it is as before"
+        }
         _ => "look the return code up in CXL 3.1, table 8-34",
     }
 }
