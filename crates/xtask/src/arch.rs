@@ -186,6 +186,7 @@ const RINGS: &[Ring] = &[
                     "fmapi",
                     "fmapi-args",
                     "fmapi-cli",
+                    "fmapi-client",
                     "manager",
                     "manager-client",
                     "sys",

@@ -48,7 +48,7 @@ impl Trouble {
     }
 }
 
-/// Returns whether a status says that the request is refused. The others ask for patience, name another manager, or are
+/// Returns whether a status says that the request is refused. The others ask to wait, name another manager, or are
 /// the manager's own failure.
 fn is_refusal(status: u16) -> bool {
     (400..500).contains(&status) && ![408, 421, 425].contains(&status)
