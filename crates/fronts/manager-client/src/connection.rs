@@ -40,7 +40,9 @@ pub(crate) fn trust_pin(pin: &str) -> Result<TlsConnector, Failure> {
 pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsConnector>, Failure> {
     let path = match (address.is_https, ca) {
         (false, _) => return Ok(None),
-        (true, None) => return Err(usage("https needs the authorities to trust; name their file with --ca")),
+        (true, None) => {
+            return Err(usage("https needs the authorities to trust; name the file with their certificates"));
+        }
         (true, Some(path)) => path,
     };
     let shown = path.display();
@@ -83,11 +85,14 @@ pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Re
     let stream = tokio::time::timeout(CONNECT_WAIT_MAX, connected).await.map_err(late)?;
     let stream = stream.map_err(|error| unreachable(&error))?;
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
-    let name = ServerName::try_from(address.host.clone())
-        .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
+    let name = ServerName::try_from(address.host.clone()).map_err(|error| {
+        usage(format!("{} is no name for TLS: {error}; correct the manager's address", address.host))
+    })?;
     let shaken = tokio::time::timeout(CONNECT_WAIT_MAX, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
-        unsent(format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate"))
+        unsent(format!(
+            "TLS with {address} fails: {error}; check the address, the trusted authorities and the manager's certificate"
+        ))
     })?;
     Ok(Box::new(stream))
 }
