@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A view of the pool as the state of the switch. Pure.
+//! Turns a view of the pool into the state of the switch. Pure.
 //!
 //! A volume that others have bound has no vPPB in its label, or another host there: it is shown at the first vPPB of
 //! its host that no label takes. If there is none left, its logical device is taken, and no vPPB shows it; a bind of it
@@ -17,7 +17,7 @@ use crate::view::{View, VolumeView};
 /// The granularity of logical devices: 256 MiB.
 const UNIT: u64 = 256 << 20;
 
-/// Returns the state that a view amounts to. Each virtual CXL switch has `vppbs`.
+/// Returns the state of the switch for a view. Each virtual CXL switch has `vppbs` vPPBs.
 pub(crate) fn adopted(view: &View, places: &Places, vppbs: u8) -> Adopted {
     let host =
         |at: &Option<_>| match at.as_ref().and_then(|host: &aquifer_fabric::HostId| view.hosts.get(host.as_str())) {
@@ -36,7 +36,7 @@ fn adopted_device(view: &View, places: &Places, device: usize) -> AdoptedDevice 
     let Some(found) = view.donors.get(donor) else { return AdoptedDevice::default() };
     let own = view.volumes.iter().filter(|((of, _), volume)| of == donor && volume.is_in_place);
     let lds: Vec<(u8, u64)> = own.map(|((_, ld_id), volume)| (*ld_id, volume.bytes)).collect();
-    // What others have of the donor is not the switch's to divide.
+    // Other volumes on the donor make the device smaller: its clients cannot bind them.
     let used: u64 = lds.iter().map(|(_, bytes)| bytes / UNIT * UNIT).sum();
     AdoptedDevice { is_present: found.is_up, memory_bytes: used.saturating_add(found.free / UNIT * UNIT), lds }
 }
