@@ -91,7 +91,7 @@ pub(crate) async fn connect(address: &Address, tls: Option<&TlsConnector>) -> Re
     let shaken = tokio::time::timeout(CONNECT_WAIT_MAX, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
         unsent(format!(
-            "TLS with {address} fails: {error}; check the address, the trusted authorities and the manager's certificate"
+            "TLS with {address} fails: {error}; check the address, the authorities and the manager's certificate"
         ))
     })?;
     Ok(Box::new(stream))

@@ -59,7 +59,7 @@ impl Members {
         let is_known = self.known.as_ref().is_none_or(|known| known.contains(&next));
         if next.is_https != self.first.is_https || !is_known {
             return Err(failed(format!(
-                "the manager at {} is a standby, and {next} leads, which is not one of the members that were named; add \
+                "the manager at {} is a standby, and {next} leads, which is none of the members that were named; add \
                  it to them if it belongs to the pool",
                 self.first
             )));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Turns an order of the switch into a request to the manager: changes of the declarations of volumes, on condition that
-//! nobody has changed them since they were read. Pure.
+//! Turns an order of the switch into a request to the manager: changes of the declarations of volumes, on condition
+//! that nobody has changed them since they were read. Pure.
 
 use aquifer_cxl_switch::{Ending, Order};
 use aquifer_fabric::Bytes;

@@ -44,8 +44,8 @@ zone = "lab"
 # The slowest class of donors that is acceptable: cxl, rdma or tcp.
 class = "tcp"
 
-# Up to 16 donors and 16 hosts, in the order of their ports: donors from port 0 on, hosts from port 16 on. Do not reorder
-# them, because clients know them by their ports. An empty name keeps a port free.
+# Up to 16 donors and 16 hosts, in the order of their ports: donors from port 0 on, hosts from port 16 on. Do not
+# reorder them, because clients know them by their ports. An empty name keeps a port free.
 donors = ["d1", "d2"]
 hosts = ["h1", "h2"]
 

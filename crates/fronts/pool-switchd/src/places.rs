@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which donor or host is at which port: donors from port 0 on, hosts from port 16 on, in the order of the configuration.
-//! Pure.
+//! Which donor or host is at which port: donors from port 0 on, hosts from port 16 on, in the order of the
+//! configuration. Pure.
 
 use aquifer_cxl_switch::{DeviceConfig, DeviceKind, PortConfig, PortRole, SwitchConfig, VirtualSwitchConfig};
 use aquifer_cxl_switchd::Failure;
