@@ -7,7 +7,8 @@
 #   make bench     what `aquifer bench` starts: the bench and its workloads
 #   make agent     what `aquifer agent` starts, and the device plug-in for Kubernetes
 #   make cache     what `aquifer cache` starts
-#   make fabric    the fabric manager and its command line: aquifer-fabricd, aquifer-fabric
+#   make fabric    the fabric manager, its command line, and the pool as a CXL switch: aquifer-fabricd, aquifer-fabric,
+#                  aquifer-pool-switchd
 #   make console   the fabric manager's page for browsers, into target/console; needs Node.js 20.19 or newer with npm
 #   make fmapi     what `aquifer fmapi` starts
 #   make metrics   what `aquifer metrics` and `aquifer donor --metrics` start: the HTTP server
@@ -125,7 +126,7 @@ install-built:
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(BUILT)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	for unit in aquifer-agent aquifer-donor aquifer-fabricd aquifer-metrics aquifer@; do \
+	for unit in aquifer-agent aquifer-donor aquifer-fabricd aquifer-metrics aquifer-pool-switchd aquifer@; do \
 	  sed "s|/usr/local/|$(PREFIX)/|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
 	install -D -m 0644 packaging/aquifer-agent-cxl.conf $(DESTDIR)$(PREFIX)/share/aquifer/aquifer-agent-cxl.conf

@@ -3,11 +3,12 @@
 
 //! Asks for changes: of volumes, donors, hosts, and of the whole declaration.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use aquifer_fabric::{Bytes, PlainJson, VolumeName};
+use aquifer_fabric::{Bytes, PlainJson, Redundancy, VolumeName};
 use aquifer_fabric_args::{
     Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Release, Resize, Spread,
 };
@@ -75,8 +76,27 @@ pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Fai
         Spread::Host => "host",
         Spread::Rack => "rack",
     };
-    let spec = json!({ "zone": args.zone, "class": class, "redundancy": args.redundancy, "spread": spread,
-                       "width": args.width });
+    if args.donor.is_some() && args.redundancy != Redundancy::None {
+        let (redundancy, members) = (args.redundancy, args.redundancy.members());
+        return Err(usage(format!(
+            "{redundancy} needs {members} donors, and --donor names one; leave one of them out"
+        )));
+    }
+    let mut labels = BTreeMap::new();
+    for (key, value) in &args.labels {
+        if labels.insert(key, value).is_some() {
+            return Err(usage(format!("label {key} is given twice; give each key once")));
+        }
+    }
+    let mut spec = json!({ "zone": args.zone, "class": class, "redundancy": args.redundancy, "spread": spread,
+                           "width": args.width });
+    // A manager of an older version refuses properties that it does not know.
+    if let Some(donor) = &args.donor {
+        spec["donor"] = json!(donor);
+    }
+    if !labels.is_empty() {
+        spec["labels"] = json!(labels);
+    }
     let body = json!({ "Name": args.volume, "MemoryChunkSizeMiB": args.size.0 >> 20, "Oem": { "Aquifer": spec } });
     let path = format!("{POOLS}/{}/MemoryChunks", args.pool);
     order(session, Request::post(&path, body), args.dry_run)

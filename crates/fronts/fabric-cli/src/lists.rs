@@ -151,7 +151,10 @@ fn volume(member: &Value) -> Vec<String> {
     let redundancy = serde_json::from_value::<Redundancy>(spec["redundancy"].clone());
     let redundancy = redundancy.map(|redundancy| redundancy.to_string()).unwrap_or_default();
     let [pool, size, zone, class] = ["pool", "size", "zone", "class"].map(|name| cell(&spec[name]));
-    vec![cell(&member["Id"]), state(member), size, cell(&ours["Host"]), pool, zone, class, redundancy]
+    let donor = cell(&spec["donor"]);
+    let labels = spec["labels"].as_object().into_iter().flatten().map(|(key, value)| format!("{key}={}", cell(value)));
+    let labels = labels.collect::<Vec<_>>().join(",");
+    vec![cell(&member["Id"]), state(member), size, cell(&ours["Host"]), pool, zone, class, redundancy, donor, labels]
 }
 
 /// Lists the volumes of all pools: one table, or one collection for each pool.
@@ -168,7 +171,7 @@ pub(crate) fn volumes(session: &mut Session<'_>) -> Result<(), Failure> {
     match session.json {
         true => Ok(()),
         false => {
-            let titles = ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY"];
+            let titles = ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY", "DONOR", "LABELS"];
             session.print(&columns(&titles, &all, &session.output))
         }
     }

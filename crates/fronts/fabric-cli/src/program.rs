@@ -14,6 +14,8 @@ use crate::{accounts, change, follow, joining, lists, serve, session, show};
 
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
+/// The remedy where a command needs a session.
+const LOGIN: &str = "run 'aquifer fabric login ACCOUNT'";
 
 /// Carries out a command line, and prints to `out`, which shows what `output` says. Returns the exit code: 0, or 3 if
 /// `diff` found differences.
@@ -30,10 +32,13 @@ pub fn run(args: &FabricArgs, out: &mut dyn Write, output: Output) -> Result<u8,
         return accounts::login(&mut session, args).map(|()| 0);
     }
     let address = session.client.address.to_string();
-    let none = || failed(format!("nobody is logged in at {address}; run 'aquifer fabric login ACCOUNT'"));
+    let none = || failed(format!("nobody is logged in at {address}; {LOGIN}"));
     let kept = session::kept(&session.client.address)?.ok_or_else(none)?;
     session.client.token = Some(kept.token.clone());
-    ask(&mut session, &kept, &args.command)
+    ask(&mut session, &kept, &args.command).map_err(|failure| match failure.needs_login {
+        true => Failure { line: format!("{}; {LOGIN}", failure.line), ..failure },
+        false => failure,
+    })
 }
 
 fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricCommand) -> Result<u8, Failure> {

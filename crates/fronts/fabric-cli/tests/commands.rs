@@ -81,6 +81,45 @@ fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
 }
 
 #[test]
+fn a_volume_has_the_donor_and_the_labels_that_it_is_created_with() {
+    let rack = Rack::ready("donor", "");
+    let of = |name, more: &[&'static str]| {
+        [&["create", name, "--size", "1GiB", "--zone", "lab", "--class", "tcp"][..], more].concat()
+    };
+    let labels = ["--label", "owner=ada", "--label", "a=b=c"];
+    rack.done(&of("cache", &[&["--donor", "d0002"][..], &labels].concat()));
+    rack.done(&["status", "--until-settled"]);
+    let line = volume(&rack, "cache").expect("it is listed");
+    assert_eq!(line[line.len() - 3..], ["none", "d0002", "a=b=c,owner=ada"]);
+    let members = rack.json(&["volumes"])["Members"].clone();
+    let ours = |name: &str| {
+        let member = members.as_array().and_then(|all| all.iter().find(|member| member["Id"] == name));
+        member.expect("it is listed")["Oem"]["Aquifer"].clone()
+    };
+    assert_eq!(ours("cache")["Spec"]["labels"], json!({ "owner": "ada", "a": "b=c" }));
+    let source = ours("cache")["Members"][0]["Source"]["@odata.id"].clone();
+    assert!(source.as_str().is_some_and(|source| source.ends_with("/Donor.d0002")), "{source}");
+    assert!(ours("db")["Spec"].get("donor").is_none() && ours("db")["Spec"].get("labels").is_none());
+    for (more, code, line) in [
+        (&["--donor", "d9999"][..], 1, "donor d9999 has 0B free for this volume, 1GiB were asked for; "),
+        (
+            &["--donor", "d0002", "--redundancy", "mirror=2"],
+            2,
+            "mirror=2 needs 2 donors, and --donor names one; leave one of them out",
+        ),
+        (&["--label", "a=1", "--label", "a=2"], 2, "label a is given twice; give each key once"),
+    ] {
+        let refused = rack.fails(code, &of("other", more));
+        assert!(refused.contains(line), "{refused}");
+    }
+    let many: Vec<String> = (0..17).map(|number| format!("--label=k{number}=v")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let words = [&of("other", &[])[..], &many].concat();
+    assert!(rack.fails(1, &words).contains("the labels are too many or too long; give 16 at most"));
+    assert_eq!(volume(&rack, "other"), None);
+}
+
+#[test]
 fn what_there_is_is_listed_as_tables_and_as_the_managers_answers() {
     let rack = Rack::ready("lists", "");
     for (words, titles, line) in [

@@ -30,6 +30,8 @@ fn bad_input_is_a_usage_error_before_anything_is_asked() {
         (&[&create[..], &["8gb"]].concat(), "is not a size"),
         (&[&create[..], &["1KiB"]].concat(), "1KiB cannot be the size of a volume; write 1MiB or more"),
         (&[&create[..], &["2MiB", "--redundancy", "mirror=1"]].concat(), "write none, mirror=2"),
+        (&[&create[..], &["2MiB", "--label", "owner"]].concat(), "; write KEY=VALUE, such as owner=ada"),
+        (&[&create[..], &["2MiB", "--donor", "D 1"]].concat(), "name"),
         (&["bind", "db"], "<HOST>"),
         (&["bind", "db", "../h000"], "name"),
         (&["grow", "db", "0MiB"], "write 1MiB or more"),
@@ -45,7 +47,7 @@ fn bad_input_is_a_usage_error_before_anything_is_asked() {
     for (url, cause) in [
         ("http://10.0.0.7:7443", "would send the password"),
         ("fabric", "is not an address of a manager"),
-        ("https://fabric.example", "name their file with --ca"),
+        ("https://fabric.example", "name the file with their certificates"),
     ] {
         let rack = rack_at("url", url.to_owned());
         assert!(rack.fails(2, &["status"]).contains(cause), "{url}");

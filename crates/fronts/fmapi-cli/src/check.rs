@@ -4,7 +4,7 @@
 //! The suite for peers that speak the FM API: sends commands that only read, then wrong ones, and binds if it may.
 //!
 //! A finding is a case's verdict. A command that a peer reports as unsupported is not a departure: most are optional.
-//! A peer that stops in the middle of the suite departs, and the remaining cases are skipped. They are skipped, too, when
+//! A peer that stops in the middle of the suite departs, and the remaining cases are skipped. So are they when
 //! the suite reaches its limit of time; what it has bound is unbound even so, within a limit of its own
 //! ([`UNDO_TIME_MAX`]).
 

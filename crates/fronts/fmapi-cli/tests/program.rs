@@ -246,6 +246,18 @@ fn bad_input_names_its_cause_and_its_remedy() {
     }
 }
 
+#[test]
+fn a_check_that_does_not_end_in_time_is_printed_as_far_as_it_came_and_fails() {
+    let switch = Switch::new("late");
+    switch.inject(r#"{"answer": {"how": {"delay_ms": 1200}, "opcode": 2, "times": 1}}"#);
+    let output = program(&["check", &switch.peer(), "--limit", "1", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("did not end within 1 s; give it more with --limit"), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&report["is_complete"], &report["departs"]), (&Value::Bool(false), &Value::from(0)));
+    assert!(report["skipped"].as_u64().is_some_and(|skipped| skipped > 30), "{report}");
+}
+
 /// The trace is on a full disk: the answer is lost neither to the user nor silently to the file.
 #[test]
 fn a_trace_that_is_not_whole_is_a_failure() {

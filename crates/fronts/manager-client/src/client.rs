@@ -201,7 +201,8 @@ impl Client {
     fn lost(&self, error: &hyper::Error) -> Failure {
         let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
         failed(format!(
-            "the connection to {} was lost: {error}{cause}; check --url, and look at the state before you try again",
+            "the connection to {} was lost: {error}{cause}; check that this is a manager, and look at the state before \
+             you try again",
             self.address
         ))
     }
@@ -210,7 +211,8 @@ impl Client {
         let bytes = match Limited::new(body, ANSWER_BYTES_MAX).collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
-                return Err(failed(format!("the answer is larger than {ANSWER_BYTES_MAX} bytes; check --url")));
+                let line = format!("the answer is larger than {ANSWER_BYTES_MAX} bytes; check the manager's address");
+                return Err(failed(line));
             }
             Err(error) => {
                 let line = format!("the answer of {} broke off: {error}; look at the state", self.address);

@@ -17,7 +17,7 @@ pub fn collection(client: &Client, path: &str, filter: &str) -> Result<Value, Fa
     for _ in 0..PAGES_MAX {
         let Some(next) = whole["Members@odata.nextLink"].as_str().map(str::to_owned) else { return Ok(whole) };
         if !next.starts_with("/redfish/v1/") {
-            return Err(failed("the next page is not at the manager; check --url"));
+            return Err(failed("the next page is not at the manager; check the manager's address"));
         }
         let mut page = client.ask(&Request::get(&next))?.body;
         let members = page["Members"].take();
@@ -30,5 +30,5 @@ pub fn collection(client: &Client, path: &str, filter: &str) -> Result<Value, Fa
             page["Members@odata.nextLink"].take().as_str().map(|next| ("Members@odata.nextLink".into(), next.into())),
         );
     }
-    Err(failed(format!("the collection has more than {PAGES_MAX} pages; check --url")))
+    Err(failed(format!("the collection has more than {PAGES_MAX} pages; check the manager's address")))
 }

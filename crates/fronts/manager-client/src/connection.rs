@@ -41,7 +41,9 @@ pub(crate) fn trust_pin(pin: &str) -> Result<TlsConnector, Failure> {
 pub(crate) fn trust(address: &Address, ca: Option<&Path>) -> Result<Option<TlsConnector>, Failure> {
     let path = match (address.is_https, ca) {
         (false, _) => return Ok(None),
-        (true, None) => return Err(usage("https needs the authorities to trust; name their file with --ca")),
+        (true, None) => {
+            return Err(usage("https needs the authorities to trust; name the file with their certificates"));
+        }
         (true, Some(path)) => path,
     };
     let shown = path.display();
@@ -89,13 +91,16 @@ pub(crate) async fn connect(
     let stream = tokio::time::timeout_at(until, connected).await.map_err(late)?;
     let stream = stream.map_err(|error| unreachable(&error))?;
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
-    let name = ServerName::try_from(address.host.clone())
-        .map_err(|error| usage(format!("{} cannot be used as a name in TLS: {error}; correct --url", address.host)))?;
+    let name = ServerName::try_from(address.host.clone()).map_err(|error| {
+        usage(format!("{} is no name for TLS: {error}; correct the manager's address", address.host))
+    })?;
     let shaken = tokio::time::timeout_at(until, tls.connect(name, stream)).await.map_err(late)?;
     let stream = shaken.map_err(|error| {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
         let is_untrusted = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
-        let line = format!("TLS with {address} fails: {error}; check --url, --ca and the manager's certificate");
+        let line = format!(
+            "TLS with {address} fails: {error}; check the address, the authorities and the manager's certificate"
+        );
         Failure { is_untrusted, ..unsent(line) }
     })?;
     Ok(Box::new(stream))

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Why a command fails: one line, with cause and remedy, and the exit code.
+//! Why a request fails: one line, with cause and remedy, and the exit code. The line names no option and no key of a
+//! configuration, because the programs that use this client have different ones.
 
 use std::fmt;
 use std::io;
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::plain::plain;
 
-/// Why a command has failed, and the exit code.
+/// Why a request has failed, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The line to print: cause, then remedy.
@@ -25,6 +26,9 @@ pub struct Failure {
     pub status: Option<u16>,
     /// `true` if the manager's certificate is not trusted, which no repetition changes.
     pub is_untrusted: bool,
+    /// `true` if the manager does not know the session. The line then has no remedy: the caller knows how its user logs
+    /// in.
+    pub needs_login: bool,
 }
 
 impl fmt::Display for Failure {
@@ -38,7 +42,15 @@ impl std::error::Error for Failure {}
 /// Creates the failure of something that could not be done.
 pub fn failed(line: impl fmt::Display) -> Failure {
     let line = plain(&line.to_string());
-    Failure { line, code: 1, is_broken_pipe: false, is_unsent: false, status: None, is_untrusted: false }
+    Failure {
+        line,
+        code: 1,
+        is_broken_pipe: false,
+        is_unsent: false,
+        status: None,
+        is_untrusted: false,
+        needs_login: false,
+    }
 }
 
 /// Creates the failure of wrong arguments.
@@ -57,17 +69,18 @@ pub fn unwritten(error: &io::Error) -> Failure {
     Failure { is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe, ..failed(line) }
 }
 
-/// Returns the manager's error: its message and its remedy. If the session has ended, the remedy is this program's
-/// login.
+/// Returns the manager's error: its message and its remedy. If the session has ended, there is no remedy.
 pub fn refused(status: u16, body: &Value) -> Failure {
     let error = &body["error"];
     let said = &error["@Message.ExtendedInfo"][0];
     let failure = match (error["code"].as_str(), said["Message"].as_str(), error["message"].as_str()) {
         (Some(code), Some(message), _) if code.ends_with(".NoValidSession") => {
-            failed(format!("{message}; run 'aquifer fabric login ACCOUNT'"))
+            Failure { needs_login: true, ..failed(message) }
         }
         (_, _, Some(line)) => failed(line),
-        _ => failed(format!("the answer has status {status} and no error message of a fabric manager; check --url")),
+        _ => failed(format!(
+            "the answer has status {status} and no error message of a fabric manager; check the manager's address"
+        )),
     };
     Failure { status: Some(status), ..failure }
 }
@@ -86,6 +99,7 @@ mod tests {
         assert!(refused(502, &json!("<html>")).to_string().contains("status 502"));
         let body = json!({ "error": { "code": "Base.1.18.NoValidSession", "message": "ended; log in at /redfish",
                                       "@Message.ExtendedInfo": [{ "Message": "ended" }] } });
-        assert_eq!(refused(401, &body).to_string(), "ended; run 'aquifer fabric login ACCOUNT'");
+        let failure = refused(401, &body);
+        assert_eq!((failure.to_string().as_str(), failure.needs_login), ("ended", true));
     }
 }

@@ -34,7 +34,7 @@ impl Members {
         let others = others.iter().map(|url| Address::parse(url).map_err(usage));
         let mut known = others.collect::<Result<Vec<Address>, Failure>>()?;
         if let Some(other) = known.iter().find(|other| other.is_https != first.is_https) {
-            return Err(usage(format!("{first} and {other} differ in TLS; name members with the scheme of --url")));
+            return Err(usage(format!("{first} and {other} differ in TLS; name all managers with one scheme")));
         }
         known.push(first.clone());
         Ok(Members { known: Some(known), first: first.clone(), leader: first.clone().into() })
@@ -52,15 +52,15 @@ impl Members {
         let shown: String = location[..end].chars().take(100).collect();
         let next = Address::parse(&location[..end]).map_err(|_| {
             failed(format!(
-                "the manager at {} is a standby, and '{shown}' leads; name the leader with --url",
+                "the manager at {} is a standby, and '{shown}' leads; name the leader in its place",
                 self.first
             ))
         })?;
         let is_known = self.known.as_ref().is_none_or(|known| known.contains(&next));
         if next.is_https != self.first.is_https || !is_known {
             return Err(failed(format!(
-                "the manager at {} is a standby, and {next} leads, which was not named; add --member {next} if it \
-                 belongs to the pool",
+                "the manager at {} is a standby, and {next} leads, which is none of the members that were named; add \
+                 it to them if it belongs to the pool",
                 self.first
             )));
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Text of others as one line in which nothing steers a terminal. Pure.
+//! Makes text from outside safe to print: one line that cannot control a terminal. Pure.
 
-/// Returns a text as one line, with what could steer a terminal escaped.
+/// Returns a text as one line, with every character that could control a terminal escaped.
 pub fn plain(text: &str) -> String {
     let is_plain = |one: char| {
         !one.is_control() && !matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

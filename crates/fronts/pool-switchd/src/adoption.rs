@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A view of the pool as the state of the switch. Pure.
+//! Turns a view of the pool into the state of the switch. Pure.
 //!
 //! The FM API names a binding by its vPPB, so a binding must stay where it was shown. The manager keeps the vPPB in the
 //! volume's label, and `labels.rs` writes it there. A volume that somebody else has bound has no label yet, or one that
@@ -18,7 +18,8 @@ use crate::view::{Ld, View, VolumeView};
 /// The granularity of logical devices: 256 MiB.
 const UNIT: u64 = 256 << 20;
 
-/// Returns the state that a view amounts to, after one that was adopted before. Each virtual CXL switch has `vppbs`.
+/// Returns the state of the switch for a view, after one that was adopted before. Each virtual CXL switch has `vppbs`
+/// vPPBs.
 pub(crate) fn adopted(view: &View, places: &Places, vppbs: u8, before: &Adopted) -> Adopted {
     let host =
         |at: &Option<_>| match at.as_ref().and_then(|host: &aquifer_fabric::HostId| view.hosts.get(host.as_str())) {
@@ -37,7 +38,7 @@ fn adopted_device(view: &View, places: &Places, device: usize) -> AdoptedDevice 
     let Some(found) = view.donors.get(donor) else { return AdoptedDevice::default() };
     let own = view.lds().filter(|((of, _), _)| of == donor);
     let lds: Vec<(u8, u64)> = own.map(|((_, ld_id), volume)| (*ld_id, volume.bytes)).collect();
-    // What others have of the donor is not the switch's to divide.
+    // Other volumes on the donor make the device smaller: its clients cannot bind them.
     let used: u64 = lds.iter().map(|(_, bytes)| bytes / UNIT * UNIT).sum();
     AdoptedDevice { is_present: found.is_up, memory_bytes: used.saturating_add(found.free / UNIT * UNIT), lds }
 }

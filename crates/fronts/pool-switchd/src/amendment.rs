@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An order of the switch as a request to the manager: what changes in the declarations of volumes, on condition that
-//! they are as they were read. Pure.
+//! Turns an order of the switch into a request to the manager: changes of the declarations of volumes, on condition
+//! that nobody has changed them since they were read. Pure.
 
 use aquifer_cxl_switch::{Ending, Order};
 use aquifer_fabric::Bytes;
@@ -15,10 +15,10 @@ use crate::places::Places;
 use crate::settling::{Goal, Wait};
 use crate::view::{LABEL, Ld, View, VolumeView, volume_name};
 
-/// What an order amounts to.
+/// How an order is carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// It has ended: the pool is so already, or it cannot be.
+    /// Nothing is sent: the pool is already as ordered, or the order is refused.
     Ended(Ending),
     /// The body of a request to the manager, and what the order waits for afterwards.
     Request(Value, Option<Wait>),
@@ -48,7 +48,7 @@ fn refused(code: ReturnCode) -> Plan {
     Plan::Ended(Ending::Refused(code))
 }
 
-/// Returns what an order amounts to, in the pool of a view.
+/// Returns how an order is carried out in the pool of a view.
 pub(crate) fn plan(order: &Order, view: &View, places: &Places, config: &Config) -> Plan {
     let ld = |device: usize, ld_id: u8| places.donor(device).map(|donor| (donor.clone(), ld_id));
     match order {

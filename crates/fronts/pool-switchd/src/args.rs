@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 
 use aquifer_cxl_switch::Switch;
 use aquifer_cxl_switchd::{DialectName, Failure, Server, Sockets, serve};
+use aquifer_sys::notify::Notify;
 use clap::Parser;
 
 use crate::config::{Config, EXAMPLE};
@@ -16,31 +17,41 @@ use crate::places::Places;
 use crate::pool::Pool;
 
 const EXAMPLES: &str = "Examples:
-  # A configuration to begin with
+  # A configuration to begin with, and a check of it
   aquifer-pool-switchd --print-config > pool-switch.toml
+  aquifer-pool-switchd --config pool-switch.toml --check
 
   # The pool as a CXL switch at port 2508 of this machine, and what a client sees of it
   aquifer-pool-switchd --config pool-switch.toml
   aquifer fmapi ports tcp:127.0.0.1
 
-  # 1 GiB of the donor at port 0 for logical device 3, bound to the first host, and back
+  # Give logical device 3 of the donor at port 0 1 GiB, bind it to the first host, and undo both
   aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 1GiB
   aquifer fmapi bind tcp:127.0.0.1 --vcs 0 --vppb 0 --port 0 --ld 3
   aquifer fmapi unbind tcp:127.0.0.1 --vcs 0 --vppb 0
   aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 0B
 
-Anyone who can connect can take and give memory, without authentication: listen where only the fabric's managers can connect.";
+The FM API has no authentication: anyone who can connect can take, bind and release memory. Listen where only the
+clients that are meant can connect.";
 
-/// A pool as a CXL switch: the FM API before a fabric manager's donors.
+/// Show a donor pool as a CXL switch to clients of the FM API
 ///
-/// Each host of the pool is a virtual CXL switch; each donor is a multi-logical device. The fabric manager holds the
-/// desired state; this program keeps nothing.
+/// Each host of the pool is a virtual CXL switch; each donor is a multi-logical device. The fabric manager has the
+/// desired state; this program stores nothing.
 #[derive(Clone, Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub struct Args {
-    /// The manager, the pool, and who is at which port, as TOML
+    /// The configuration, in TOML: the manager, the pool, and which donor or host is at which port
     #[arg(long, value_name = "FILE", required_unless_present = "print_config")]
     pub config: Option<PathBuf>,
+
+    /// Check the configuration, the password's file and the authorities' file, and exit
+    #[arg(long)]
+    pub check: bool,
+
+    /// The file with the account's password, instead of the one that the configuration names
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
 
     /// Where to listen for MCTP over TCP; port 0 takes a free one, which is printed
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2508")]
@@ -54,15 +65,15 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// How clients write what peers disagree about
+    /// The dialect of the clients
     #[arg(long, value_enum, default_value = "standard")]
     pub dialect: DialectName,
 
-    /// Clients that may be connected at a time, 1 to 64
+    /// How many clients may be connected at a time, 1 to 64
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub connections: u16,
 
-    /// Print what changes and what is ordered, one line each, to standard error
+    /// Print changes and orders to standard error, one line each
     #[arg(long)]
     pub trace: bool,
 
@@ -77,19 +88,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         print!("{EXAMPLE}");
         return Ok(());
     };
-    let config = Config::read(path)?;
+    let mut config = Config::read(path)?;
+    if let Some(file) = &args.password_file {
+        config.password_file.clone_from(file);
+    }
     let places = Places::of(&config)?;
     let limit_ns = u64::try_from(ORDER_WAIT_MAX.as_nanos()).unwrap_or(u64::MAX);
     let switch = Switch::driven(places.switch(&config), limit_ns)
         .map_err(|failure| Failure::new(format!("{}: {}", failure.place, failure.cause), failure.remedy))?;
+    let pool = Pool::new(&config)?;
+    if args.check {
+        return Ok(());
+    }
     let (sender, orders) = channel();
     let server = Server::driven(switch, args.dialect.dialect(), args.connections, args.trace, sender);
-    let pool = Pool::new(&config)?;
     let mut driver = Driver::new(config, places, pool, server.clone(), orders);
-    // Nobody is to see an empty switch.
+    // Clients must not see an empty switch.
     driver.start()?;
     let thread = std::thread::Builder::new().name("driver".into()).spawn(move || driver.run());
     thread.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))?;
     let listen = (!args.no_tcp).then_some(args.listen.as_str());
-    serve(&server, &Sockets { listen, socket: args.socket.as_deref(), control: None })
+    let ready: fn() = || Notify::from_environment().ready("shows the pool as a CXL switch");
+    serve(&server, &Sockets { listen, socket: args.socket.as_deref(), control: None, ready: Some(ready) })
 }

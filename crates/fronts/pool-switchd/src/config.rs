@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The configuration: which manager, which pool and zone, and who is at which port. TOML; unknown keys are refused.
+//! The configuration: the manager, the pool and the zone, and which donor or host is at which port. TOML; unknown keys
+//! are refused.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -16,11 +17,11 @@ use crate::view::VOLUME_PREFIX;
 
 /// Maximum size of a configuration file, and of a password's.
 const BYTES_MAX: u64 = 1 << 20;
-/// Donors and hosts at most: a switch has 32 ports and 16 virtual CXL switches.
+/// Maximum number of donors, and of hosts: a switch has 32 ports and 16 virtual CXL switches.
 pub(crate) const PLACES_MAX: usize = 16;
 /// Longest name of a donor: the names of its logical devices' volumes have two hyphens and two digits more.
 pub(crate) const DONOR_BYTES_MAX: usize = NAME_BYTES_MAX - VOLUME_PREFIX.len() - 3;
-/// vPPBs of a virtual CXL switch at most.
+/// Maximum number of vPPBs of a virtual CXL switch.
 const VPPBS_MAX: u8 = 32;
 /// How long a bind or an unbind may wait for its host at most, in seconds. Clients of the FM API give up after a
 /// minute, and the requests to the manager take time, too.
@@ -33,23 +34,25 @@ url = "http://127.0.0.1:7443"
 # The other managers of the pool, one of which may lead.
 members = []
 
-# An account with the role Operator, and the file that has its password in its first line.
+# An account with the role Operator, and the file whose first line is its password. aquifer-pool-switchd.service reads
+# /etc/aquifer/fmapi-password whatever is written here: its LoadCredential= names that file.
 account = "fmapi"
 password-file = "/etc/aquifer/fmapi-password"
 
-# Where the volumes of logical devices are made: their pool, and the zone whose hosts get them and whose quota counts.
+# The pool in which the volumes of logical devices are created, the zone whose quota they count against, and whose hosts
+# may have them.
 pool = "main"
 zone = "lab"
 
-# The slowest donors that count: cxl, rdma or tcp.
+# The slowest class of donors that is acceptable: cxl, rdma or tcp.
 class = "tcp"
 
-# Who is at which port, 16 each at most. Donors have the ports from 0 on, in this order, and hosts those from 16 on.
-# Keep the order, so that ports stay what they are. An empty name keeps a port free.
+# Up to 16 donors and 16 hosts, in the order of their ports: donors from port 0 on, hosts from port 16 on. Do not
+# reorder them, because clients know them by their ports. An empty name keeps a port free.
 donors = ["d1", "d2"]
 hosts = ["h1", "h2"]
 
-# vPPBs of each host, 1 to 32.
+# The number of vPPBs of each host, 1 to 32.
 vppbs = 16
 
 # How long a bind or an unbind waits for its host, 1 to 40 seconds; then its client gets Retry Required. Other binds,
@@ -116,8 +119,8 @@ fn names<T: std::str::FromStr<Err: Display> + Ord + Clone>(
     list: &[String],
 ) -> Result<Vec<Option<T>>, Failure> {
     if list.is_empty() || list.len() > PLACES_MAX {
-        let cause = format!("{what}: {} of them", list.len());
-        return Err(Failure::new(cause, format!("give 1 to {PLACES_MAX}")));
+        let cause = format!("{what}: {} names are listed", list.len());
+        return Err(Failure::new(cause, format!("list 1 to {PLACES_MAX}")));
     }
     let mut seen = BTreeSet::new();
     let parse = |name: &String| {
@@ -127,7 +130,7 @@ fn names<T: std::str::FromStr<Err: Display> + Ord + Clone>(
         let id: T = name.parse().map_err(|error| Failure::new(format!("{what}: {error}"), "correct the name"))?;
         match seen.insert(id.clone()) {
             true => Ok(Some(id)),
-            false => Err(Failure::new(format!("{what}: {name} is there twice"), "give each one port")),
+            false => Err(Failure::new(format!("{what}: {name} is listed twice"), "list each name once")),
         }
     };
     list.iter().map(parse).collect()
@@ -177,7 +180,7 @@ impl Config {
     /// Reads the password.
     pub(crate) fn password(&self) -> Result<String, Failure> {
         let name = self.password_file.display();
-        let remedy = "name a file that has the account's password in its first line";
+        let remedy = "name a file whose first line is the account's password";
         let text = small_file::read_text(&self.password_file, BYTES_MAX)
             .map_err(|error| Failure::new(format!("{name}: {error}"), remedy))?;
         match text.lines().next() {
@@ -206,8 +209,8 @@ mod tests {
 
     #[test]
     fn refusals_say_where_why_and_what_to_do() {
-        assert_eq!(refused("\"d1\", \"d2\"", ""), "donors: 0 of them; give 1 to 16");
-        assert_eq!(refused("\"h1\", \"h2\"", "\"h1\", \"h1\""), "hosts: h1 is there twice; give each one port");
+        assert_eq!(refused("\"d1\", \"d2\"", ""), "donors: 0 names are listed; list 1 to 16");
+        assert_eq!(refused("\"h1\", \"h2\"", "\"h1\", \"h1\""), "hosts: h1 is listed twice; list each name once");
         assert_eq!(refused("vppbs = 16", "vppbs = 33"), "vppbs is 33; give 1 to 32");
         for wrong in [0, 41] {
             let line = refused("settle-seconds = 40", &format!("settle-seconds = {wrong}"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who is at which port: donors at the ports from 0 on, hosts at those from 16 on, as the configuration lists them.
-//! Pure.
+//! Which donor or host is at which port: donors from port 0 on, hosts from port 16 on, in the order of the
+//! configuration. Pure.
 
 use aquifer_cxl_switch::{DeviceConfig, DeviceKind, PortConfig, PortRole, SwitchConfig, VirtualSwitchConfig};
 use aquifer_cxl_switchd::Failure;
@@ -11,13 +11,13 @@ use aquifer_fabric::{DonorId, HostId};
 use crate::config::{Config, PLACES_MAX};
 use crate::view::View;
 
-/// Logical devices of each donor: as many as an MLD can have.
+/// Logical devices of each donor: the maximum of an MLD.
 pub(crate) const LDS: u8 = 16;
-/// The code of the links' speed, 32 GT/s. Nobody is at the end of a real one.
+/// The code of the links' speed, 32 GT/s. No link is physical.
 const LINK_SPEED: u8 = 5;
 /// Lanes of the links.
 const LINK_WIDTH: u8 = 16;
-/// Records that an event log holds.
+/// Maximum number of records in an event log.
 const EVENTS_PER_LOG: u16 = 256;
 
 /// The places of donors and hosts.
@@ -78,7 +78,7 @@ impl Places {
         let device = |port_id: usize| DeviceConfig {
             kind: DeviceKind::Mld,
             ports: vec![port_id as u8],
-            // What it really has is adopted from the manager.
+            // The actual size is adopted from the manager.
             memory_mib: 256,
             lds_mib: vec![0; LDS.into()],
             ld_heads: Vec::new(),

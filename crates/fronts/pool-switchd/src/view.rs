@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the manager's answers say of donors, hosts and the volumes of logical devices. Pure.
+//! Reads donors, hosts and the volumes of logical devices from the manager's answers. Pure.
 //!
 //! The volume of logical device 3 of donor d1 is named `fm-d1-3`. The vPPB that it is bound to is in its label
-//! [`LABEL`], as `HOST/VPPB`, since the manager knows hosts and no vPPBs. A volume that has the name and is in another
-//! zone or not on that donor alone, because somebody else has made it, is not shown as a logical device. One that was
-//! released is shown as long as a host has not let go of it.
+//! [`LABEL`], as `HOST/VPPB`, since the manager knows hosts and no vPPBs. A volume that has such a name but is in
+//! another zone, or not on that donor alone, because somebody else has created it, is not shown as a logical device. One
+//! that was released is shown as long as a host has not let go of it.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints/";
 /// A donor, as the manager sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DonorView {
-    /// True where it answers.
+    /// True if it answers.
     pub is_up: bool,
     /// Bytes that it could lend to a new volume.
     pub free: u64,
@@ -42,9 +42,9 @@ pub(crate) struct VolumeView {
     pub bytes: u64,
     /// The host that it is bound to.
     pub host: Option<String>,
-    /// True where it is as it is desired to be.
+    /// True if reports show it as desired.
     pub is_settled: bool,
-    /// Whether the host that it is bound to has it; none while that host has not reported.
+    /// Whether the host that it is bound to has it; `None` while that host has not reported.
     pub is_at_host: Option<bool>,
     /// The hosts that have not let go of it yet.
     pub leaving_hosts: Vec<String>,
@@ -52,7 +52,7 @@ pub(crate) struct VolumeView {
     pub is_leaving: bool,
     /// The host and the vPPB of its label.
     pub label: Option<(String, u8)>,
-    /// True where it is in the zone of the configuration, and all of it on the donor that its name says.
+    /// True if it is in the zone of the configuration, and all of it on the donor that is in its name.
     pub is_in_place: bool,
 }
 
@@ -66,7 +66,7 @@ impl VolumeView {
 /// A logical device of a donor.
 pub(crate) type Ld = (DonorId, u8);
 
-/// What the manager has, as far as it concerns the switch.
+/// The part of the manager's state that concerns the switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     pub donors: BTreeMap<DonorId, DonorView>,

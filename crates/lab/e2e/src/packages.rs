@@ -15,7 +15,7 @@ use crate::run::run;
 pub const NAMES: [&str; 7] =
     ["aquifer", "aquifer-agent", "aquifer-donor", "aquifer-fabric", "aquifer-tools", "libaquifer-dev", "libaquifer0"];
 /// Programs that `cargo build --workspace` makes besides the command.
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 13] = [
     "aquifer-agentd",
     "aquifer-bench",
     "aquifer-cache",
@@ -24,6 +24,7 @@ const PROGRAMS: [&str; 12] = [
     "aquifer-fabricd",
     "aquifer-fmapi",
     "aquifer-metrics",
+    "aquifer-pool-switchd",
     "aquifer-sim",
     "aquifer-stress",
     "aquifer-workloads",

@@ -27,7 +27,8 @@ use packaged::{QUESTION, Site, lent_bytes};
 const OLDER: &str = "0.0.9-1";
 const VERSION: &str = "0.1.0-1";
 /// The units, with the user that runs each.
-const UNITS: [&str; 4] = ["aquifer-donor", "aquifer-fabricd", "aquifer-agent", "aquifer-metrics"];
+const UNITS: [&str; 5] =
+    ["aquifer-donor", "aquifer-fabricd", "aquifer-agent", "aquifer-metrics", "aquifer-pool-switchd"];
 
 /// The packages, built once for all tests here.
 fn packages() -> Option<&'static Packages> {
@@ -49,7 +50,10 @@ fn every_package_has_what_its_description_says_and_nothing_that_can_be_written_b
         ("aquifer", "/lib/systemd/system/aquifer@.service"),
         ("aquifer-agent", "/usr/libexec/aquifer/aquifer-device-plugin"),
         ("aquifer-donor", "/etc/aquifer/donor.conf"),
+        ("aquifer-fabric", "/etc/aquifer/pool-switch.toml"),
+        ("aquifer-fabric", "/lib/systemd/system/aquifer-pool-switchd.service"),
         ("aquifer-fabric", "/usr/libexec/aquifer/aquifer-fabricd"),
+        ("aquifer-fabric", "/usr/libexec/aquifer/aquifer-pool-switchd"),
         ("aquifer-tools", "/usr/libexec/aquifer/aquifer-torture"),
         ("libaquifer-dev", "/usr/include/aquifer.h"),
         ("libaquifer-dev", "/usr/share/man/man3/aquifer_open.3.gz"),
@@ -188,7 +192,12 @@ fn started(site: &Site) {
     for unit in UNITS {
         eventually(&format!("{unit} starts"), || site.is_active(unit));
     }
-    for (unit, user) in [("aquifer-agent", Some("aquifer")), ("aquifer-donor", None), ("aquifer-fabricd", None)] {
+    for (unit, user) in [
+        ("aquifer-agent", Some("aquifer")),
+        ("aquifer-donor", None),
+        ("aquifer-fabricd", None),
+        ("aquifer-pool-switchd", None),
+    ] {
         let found = site.0.run(&format!("stat --format=%U /proc/{}", site.process(unit)));
         assert!(user.is_none_or(|user| found.trim() == user) && found.trim() != "root", "{unit} runs as {found}");
     }
@@ -196,6 +205,7 @@ fn started(site: &Site) {
         ("aquifer-agent", "serves programs at /run/aquifer/agent.sock"),
         ("aquifer-donor", "lends 256MiB at 127.0.0.1:7411"),
         ("aquifer-fabricd", "leads"),
+        ("aquifer-pool-switchd", "shows the pool as a CXL switch"),
     ] {
         assert_eq!(site.property(unit, "StatusText"), status, "{unit}");
         assert_eq!(site.property(unit, "NRestarts"), "0", "{unit}");
@@ -308,8 +318,8 @@ fn removed_without_purge(site: &Site) {
 fn purged(site: &Site, clean: &BTreeSet<String>) {
     let left: Vec<String> = site.traces().difference(clean).cloned().collect();
     assert_eq!(left, ["/etc/aquifer"]);
-    // The page itself has written this file: an administrator's files stay.
-    assert_eq!(site.0.run("ls /etc/aquifer").trim(), "checking.conf");
+    // The page itself has written these files: an administrator's files stay.
+    assert_eq!(site.0.run("ls /etc/aquifer").trim(), "checking.conf\nfmapi-password");
     assert!(site.0.run("getent passwd aquifer").starts_with("aquifer:"), "the user is gone");
     let known = site.0.attempt("dpkg-query --list 'aquifer*' 'libaquifer*' | grep -v '^un' | grep '^[a-z]'", QUESTION);
     assert_eq!(known.stdout, "");

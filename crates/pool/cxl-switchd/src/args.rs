@@ -194,6 +194,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let switch = Switch::new(config).map_err(place)?;
     let server = Server::new(switch, args.dialect.dialect(), args.connections, args.hosts, args.trace);
     let listen = (!args.no_tcp).then_some(args.listen.as_str());
-    let sockets = Sockets { listen, socket: args.socket.as_deref(), control: args.control.as_deref() };
-    crate::listen::serve(&server, &sockets)
+    let (socket, control) = (args.socket.as_deref(), args.control.as_deref());
+    crate::listen::serve(&server, &Sockets { listen, socket, control, ready: None })
 }

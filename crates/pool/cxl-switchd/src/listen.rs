@@ -30,6 +30,8 @@ pub struct Sockets<'a> {
     pub socket: Option<&'a Path>,
     /// The path of a Unix socket for failures.
     pub control: Option<&'a Path>,
+    /// Called once clients can connect.
+    pub ready: Option<fn()>,
 }
 
 /// Listens on all sockets that the arguments ask for. Returns only if one of them cannot be opened, or a thread fails.
@@ -72,6 +74,9 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
     spawn("trace", move || traced.write_trace())?;
     let server = Arc::clone(server);
     listeners.push(spawn("time", move || server.let_time_pass())?);
+    if let Some(ready) = sockets.ready {
+        ready();
+    }
     // The threads run until a signal ends the process; a thread that panics ends the process, too.
     for listener in listeners {
         listener.join().map_err(|_| Failure::new("a thread of the switch has failed", "report what it printed"))?;

@@ -217,10 +217,11 @@ impl Capacity {
 
     fn why_not(&self, request: &Request<'_>, classes: &[LatencyClass], pick: &Pick<'_>) -> Refusal {
         let Request { spec, bytes, reaches } = *request;
-        if let Some(donor) = &spec.donor
-            && spec.redundancy == Redundancy::None
-        {
-            return self.donor_is_full(donor, bytes);
+        if let Some(donor) = &spec.donor {
+            return match spec.redundancy {
+                Redundancy::None => self.donor_is_full(donor, bytes),
+                redundancy => Refusal::DonorAlone { redundancy },
+            };
         }
         let (free, domains) = self.room(&spec.pool, reaches, classes, spec.spread);
         let needed = spec.redundancy.members().max(pick.domains.len() + 1);

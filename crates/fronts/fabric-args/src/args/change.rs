@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use aquifer_fabric::{Bytes, DonorId, HostId, PoolId, Redundancy, VolumeName, ZoneId};
+use aquifer_fabric::{Bytes, DonorId, HostId, LABEL_BYTES_MAX, PoolId, Redundancy, VolumeName, ZoneId};
 use clap::{Args, ValueEnum};
 
 /// Whether a command carries its change out, or only shows it.
@@ -65,6 +65,12 @@ pub struct Create {
     /// Stripe it over at least this many spans
     #[arg(long, value_name = "SPANS", default_value_t = 1)]
     pub width: u16,
+    /// Take it from this donor only; it never moves from there. Without redundancy
+    #[arg(long, value_name = "DONOR")]
+    pub donor: Option<DonorId>,
+    /// A note about it, by which the manager decides nothing; once for each, up to 16
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
     /// Whether it is done.
     #[command(flatten)]
     pub dry_run: DryRun,
@@ -195,6 +201,18 @@ fn mebibytes(text: &str) -> Result<Bytes, String> {
     }
 }
 
+/// Parses a label: the value begins after the first equals sign, and may be empty.
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .filter(|(key, _)| !key.is_empty())
+        .ok_or_else(|| "it has no key or no equals sign; write KEY=VALUE, such as owner=ada".to_owned())?;
+    if key.len() > LABEL_BYTES_MAX || value.len() > LABEL_BYTES_MAX {
+        return Err(format!("its key or its value is too long; write {LABEL_BYTES_MAX} bytes each at most"));
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 /// Parses a redundancy as it is printed.
 pub fn redundancy(text: &str) -> Result<Redundancy, String> {
     let number = |text: &str| text.parse::<u8>().ok();
@@ -224,6 +242,21 @@ mod tests {
         for text in ["", "mirror", "mirror=0", "mirror=x", "mirror=300", "parity=4", "parity=+", "parity=1+9", "none=1"]
         {
             assert!(redundancy(text).expect_err(text).contains("; write none"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_a_key_and_a_value() {
+        for (text, key, value) in [("owner=ada", "owner", "ada"), ("a=b=c", "a", "b=c"), ("a=", "a", "")] {
+            assert_eq!(label(text), Ok((key.to_owned(), value.to_owned())), "{text}");
+        }
+        for (text, remedy) in [
+            ("", "; write KEY=VALUE"),
+            ("owner", "; write KEY=VALUE"),
+            ("=ada", "; write KEY=VALUE"),
+            (&format!("a={}", "b".repeat(LABEL_BYTES_MAX + 1)), "; write 128 bytes each at most"),
+        ] {
+            assert!(label(text).expect_err(text).contains(remedy), "{text}");
         }
     }
 

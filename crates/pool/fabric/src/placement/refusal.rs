@@ -28,6 +28,11 @@ pub enum Refusal {
         /// The host that was declared dead.
         host: HostId,
     },
+    /// The volume names the only donor that may hold it, and its redundancy needs more than one.
+    DonorAlone {
+        /// The redundancy that was asked for.
+        redundancy: Redundancy,
+    },
     /// The only donor that may hold a volume has less free than is asked for, is not in the volume's pool, or takes
     /// nothing at this moment.
     DonorFull {
@@ -168,6 +173,11 @@ impl fmt::Display for Refusal {
             Self::DeadHost { host } => {
                 write!(f, "host {host} was declared gone; restart it, so that it has nothing left")
             }
+            Self::DonorAlone { redundancy } => write!(
+                f,
+                "{redundancy} needs {} donors, and the volume names one; leave out the donor, or the redundancy",
+                redundancy.members()
+            ),
             Self::DonorFull { donor, wanted, free } => write!(
                 f,
                 "donor {donor} has {free} free for this volume, {wanted} were asked for; ask for less, release volumes \

@@ -101,6 +101,19 @@ fn more_than_one_donor_has_is_cut_into_spans() {
 }
 
 #[test]
+fn redundancy_on_one_donor_is_refused_as_what_it_is() {
+    let topology = racks(4);
+    let mut capacity = fresh(&topology, |_, _| ());
+    for redundancy in [MIRROR, PARITY] {
+        let mut spec = spec(Bytes::gib(1), redundancy, FaultDomain::Host, 1);
+        spec.donor = Some(id("d0001"));
+        let refusal = place(&mut capacity, &spec).expect_err("one donor");
+        assert_eq!(refusal, Refusal::DonorAlone { redundancy });
+        assert!(refusal.to_string().contains("the volume names one; leave out the donor"), "{refusal}");
+    }
+}
+
+#[test]
 fn donors_that_drain_are_silent_or_unheard_get_nothing() {
     let topology = racks(4);
     let mut capacity = fresh(&topology, |desired, observed| {
