@@ -4,8 +4,7 @@
 //! What the program asks of the manager to see what others change: a few numbers each second, and the rest only where
 //! these differ.
 //!
-//! It read all donors, hosts and volumes each second. With 10,000 volumes that took a tenth of a processor's time at
-//! the manager, for nothing.
+//! It read all donors, hosts and volumes each second, which cost the manager more the more volumes it had, for nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
