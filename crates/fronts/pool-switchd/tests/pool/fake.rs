@@ -28,7 +28,7 @@ pub fn healthy(method: &str, path: &str) -> (u16, Value) {
         ("GET", "fmapi") => (200, json!({ "RoleId": "Operator" })),
         ("GET", "main" | "lab") => (200, json!({})),
         ("GET", "Aquifer") => (200, json!({ "Term": 1, "Version": 1, "Donors": { "Answering": 1, "All": 1 } })),
-        ("GET", "Endpoints" | "MemoryChunks") => (200, json!({ "Members": [] })),
+        ("GET", "Endpoints" | "MemoryChunks" | "ReleasedVolumes") => (200, json!({ "Members": [] })),
         _ => (404, error("there is nothing")),
     }
 }
