@@ -4,9 +4,10 @@
 //! What a donor remembers of its fabric managers when it is restarted: the greatest term, and the last token.
 //!
 //! A donor that forgot the term would obey a deposed manager; one that minted a token twice would take a stale agent
-//! for a new one. The file is JSON, is replaced by rename, and is on the disk before anything rests on it. Without a
-//! file, tokens begin with the time in milliseconds, so that a later start of the donor mints greater ones, however soon
-//! it follows. A clock that repeats a millisecond repeats tokens, unless there is a file.
+//! for a new one. The file is JSON, is replaced by rename, and is on the disk before anything rests on it.
+//!
+//! Without a file, tokens begin with the time in milliseconds, so that a later start of the donor mints greater ones,
+//! however soon it follows. A clock that repeats a millisecond repeats tokens, unless there is a file.
 
 use std::fmt;
 use std::fs::{self, File};
