@@ -11,7 +11,7 @@
 //!
 //! A commit returns after redb has synchronised the file. After a crash, redb opens the last commit that was complete.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
@@ -38,6 +38,8 @@ const CACHE_BYTES_MAX: usize = 16 << 20;
 #[derive(Debug)]
 pub struct EmbeddedStore {
     database: Database,
+    /// Excludes other processes while it is open. `None`: the caller's storage does.
+    _lock: Option<File>,
     /// Set by the first failure of a write.
     is_latched: bool,
 }
@@ -45,13 +47,17 @@ pub struct EmbeddedStore {
 impl EmbeddedStore {
     /// Opens the file, or makes an empty one that only its owner can read. A new file gets its name when it is
     /// complete: an unfinished one that a crash has left is replaced.
+    ///
+    /// A lock on a file beside it, which stays there, is taken first: the lock of redb comes too late for two processes
+    /// that make the file at the same time.
     pub fn open(path: &Path) -> Result<EmbeddedStore, StoreFailure> {
+        let lock = locked(path)?;
         if !path.try_exists().map_err(|error| io_failure("opened", error))? {
             let unfinished = path.with_extension("unfinished");
             let made =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&unfinished);
             let file: File = made.map_err(|error| io_failure("made", error))?;
-            drop(EmbeddedStore::with(builder().create_file(file).map_err(|error| not_opened(error, path))?)?);
+            drop(EmbeddedStore::with(builder().create_file(file).map_err(|error| not_opened(error, path))?, None)?);
             std::fs::rename(&unfinished, path).map_err(|error| io_failure("made", error))?;
             let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(directory)
@@ -64,18 +70,18 @@ impl EmbeddedStore {
         if length == 0 {
             return Err(StoreFailure::Damaged { what: "it is empty".into() });
         }
-        EmbeddedStore::with(builder().create_file(file).map_err(|error| not_opened(error, path))?)
+        EmbeddedStore::with(builder().create_file(file).map_err(|error| not_opened(error, path))?, Some(lock))
     }
 
     /// Opens a store on storage that the caller provides.
     pub fn open_storage(storage: impl StorageBackend) -> Result<EmbeddedStore, StoreFailure> {
         let database =
             builder().create_with_backend(storage).map_err(|error| not_opened(error, Path::new("storage")))?;
-        EmbeddedStore::with(database)
+        EmbeddedStore::with(database, None)
     }
 
     /// Checks the format, or records it in an empty file.
-    fn with(database: Database) -> Result<EmbeddedStore, StoreFailure> {
+    fn with(database: Database, lock: Option<File>) -> Result<EmbeddedStore, StoreFailure> {
         let found = match database.begin_read().map_err(not_begun)?.open_table(NUMBERS) {
             Ok(numbers) => numbers.get("format").map_err(not_read)?.map(|found| found.value()),
             Err(TableError::TableDoesNotExist(_)) => None,
@@ -98,7 +104,7 @@ impl EmbeddedStore {
                 write.commit().map_err(|error| io_failure("written", error))?;
             }
         }
-        Ok(EmbeddedStore { database, is_latched: false })
+        Ok(EmbeddedStore { database, _lock: lock, is_latched: false })
     }
 
     fn check_latch(&self) -> Result<(), StoreFailure> {
@@ -177,6 +183,18 @@ impl StateStore for EmbeddedStore {
 
 fn entry((version, value): (u64, &[u8])) -> Entry {
     Entry { version, value: value.to_vec() }
+}
+
+/// Locks the file beside the store for this process.
+fn locked(path: &Path) -> Result<File, StoreFailure> {
+    let lock =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"));
+    let lock = lock.map_err(|error| io_failure("locked", error))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(StoreFailure::InUse { path: path.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(io_failure("locked", error)),
+    }
 }
 
 fn builder() -> redb::Builder {

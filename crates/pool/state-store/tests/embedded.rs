@@ -7,6 +7,8 @@
 mod storage;
 
 use std::path::PathBuf;
+use std::sync::Barrier;
+use std::thread;
 
 use aquifer_state_store::conformance::{Rig, check};
 use aquifer_state_store::{EmbeddedStore, Key, StateStore, StoreFailure, Transaction};
@@ -86,6 +88,36 @@ fn a_file_keeps_what_was_committed_and_has_one_user() {
     assert!(matches!(second, StoreFailure::InUse { .. }) && second.to_string().contains("stop that"), "{second}");
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("a file").permissions());
     assert_eq!(mode & 0o777, 0o600, "nobody else may read it");
+    std::fs::remove_dir_all(directory).expect("removed");
+}
+
+/// Two fabric managers that started at the same moment in an empty directory wrote one unfinished file, or the second
+/// replaced the state of the first.
+#[test]
+fn of_stores_that_are_made_at_the_same_moment_one_is_opened() {
+    let directory = directory("state-same-moment");
+    let (key, users) = (Key::new("a").expect("a key"), 4);
+    for round in 0..20 {
+        let path = directory.join(format!("{round}.redb"));
+        let start = Barrier::new(users);
+        let opened: Vec<_> = thread::scope(|scope| {
+            let open = || (start.wait(), EmbeddedStore::open(&path)).1;
+            let all: Vec<_> = (0..users).map(|_| scope.spawn(open)).collect();
+            all.into_iter().map(|one| one.join().expect("no panic")).collect()
+        });
+        let mut stores = Vec::new();
+        for one in opened {
+            match one {
+                Ok(store) => stores.push(store),
+                Err(failure) => assert!(failure.to_string().contains("stop that fabric manager"), "{failure}"),
+            }
+        }
+        assert_eq!(stores.len(), 1, "round {round}");
+        stores[0].commit(&Transaction::new().put(key.clone(), vec![1])).expect("committed");
+        drop(stores);
+        let again = EmbeddedStore::open(&path).expect("its user has ended");
+        assert!(again.read(&key).expect("read").is_some(), "round {round}");
+    }
     std::fs::remove_dir_all(directory).expect("removed");
 }
 

@@ -125,7 +125,8 @@ pub(crate) fn keep(
     managed: &Managed,
     at: &Address,
 ) -> Result<Keeper, StartFailure> {
-    let remembered = Remembered::open(managed.state.as_deref()).map_err(StartFailure::Remembered)?;
+    let instance = shared.service.instance;
+    let remembered = Remembered::open(managed.state.as_deref(), instance).map_err(StartFailure::Remembered)?;
     let addresses = match (managed.addresses.is_empty(), at) {
         (true, Address::Tcp(address)) => vec![address.to_string()],
         _ => managed.addresses.clone(),
@@ -144,7 +145,7 @@ pub(crate) fn keep(
     };
     let tls = managed.tls.clone().or(own);
     let channels = KeeperSettings { managers: managed.managers.clone(), tls, registration };
-    let incarnation = Incarnation(shared.service.instance);
+    let incarnation = Incarnation(instance);
     let ordered = Ordered {
         shared: Arc::clone(shared),
         gate: Gate::new(incarnation, remembered.term()),

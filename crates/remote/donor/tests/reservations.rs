@@ -19,7 +19,7 @@ use aquifer_donor::{Donor, EVERY_BYTE, Files, Managed, Security, Settings};
 use aquifer_fabric::{
     Availability, Bytes, Command, DonorReport, HostReport, Incarnation, LeaseState, MemberId, Step, Term, VolumeId,
 };
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, Refusal};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, RESERVATION_TOKENS, Refusal};
 use certificates::{Pair, good, write};
 use peer::{Peer, settings, start};
 
@@ -175,7 +175,7 @@ fn within(token: u64, number: u64) -> u128 {
     u128::from(token) << 64 | u128::from(number)
 }
 
-const OUTSIDE: u64 = 1 << 40;
+const OUTSIDE: u64 = RESERVATION_TOKENS;
 
 fn refusal(peer: &mut Peer, range: u64) -> Refusal {
     match peer.ask(Message::Grant { range: aquifer_wire::RangeIndex(range) }, &[]).0 {

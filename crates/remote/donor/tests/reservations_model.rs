@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use aquifer_donor::TenantId;
 use aquifer_donor::leases::{LeaseTable, TenantQuota};
 use aquifer_test_support::Random;
-use aquifer_wire::{BorrowerId, LentSlab, RangeIndex, Refusal};
+use aquifer_wire::{BorrowerId, LentSlab, RESERVATION_TOKENS, RangeIndex, Refusal};
 
 const SLABS: u32 = 12;
 const QUOTA: u32 = 9;
@@ -42,7 +42,7 @@ struct Model {
 }
 
 fn borrower(tenant: u64, reservation: Option<u64>) -> BorrowerId {
-    BorrowerId(u128::from(reservation.unwrap_or(1 << 40)) << 64 | u128::from(tenant))
+    BorrowerId(u128::from(reservation.unwrap_or(RESERVATION_TOKENS)) << 64 | u128::from(tenant))
 }
 
 fn quota(tenant: u64, reservation: Option<u64>) -> TenantQuota {

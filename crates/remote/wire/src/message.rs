@@ -60,8 +60,9 @@ impl BorrowerId {
     }
 }
 
-/// Tokens of reservations are less than this.
-pub const RESERVATION_TOKENS: u64 = 1 << 32;
+/// Tokens of reservations are less than this. Numbers below it are exact in every JSON reader, and there are enough
+/// that a donor can begin with the time in milliseconds.
+pub const RESERVATION_TOKENS: u64 = 1 << 52;
 
 /// One message, without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
