@@ -5,8 +5,8 @@
 //!
 //! The volume of logical device 3 of donor d1 is named `fm-d1-3`. The vPPB that it is bound to is in its label
 //! [`LABEL`], as `HOST/VPPB`, since the manager knows hosts and no vPPBs. A volume that has such a name but is in
-//! another zone, or not on that donor alone, because somebody else has created it, is not shown as a logical device. One
-//! that was released is shown as long as a host has not let go of it.
+//! another zone, or not on that donor alone, because somebody else has created it, is not shown as a logical device.
+//! One that was released is shown as long as a host has not let go of it.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@
 //! lock, `state`, and no thread waits for a peer while it holds it. Only the thread that reads a connection waits for
 //! that peer to read: the others leave what they have for it in its outbox.
 //!
-//! A trace is written by a thread of its own (`trace.rs`), because whoever reads it may be slow.
+//! A trace is written by a thread of its own (`trace.rs`), because its reader may be slow.
 //!
 //! What a driven switch orders goes to its driver, on a thread of the driver's own, which then calls
 //! [`Server::conclude`] and, whenever it has read its state, [`Server::adopt`].

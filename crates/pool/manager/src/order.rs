@@ -150,7 +150,7 @@ impl fmt::Display for NotDone {
             Self::NotInPlace(name) => write!(
                 f,
                 "only the host, size, labels, presentation and expiry of volume {name} can be changed; release it, then \
-                 create it anew"
+                 create it again"
             ),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Stale => f.write_str("the resource was changed since its ETag was read; read it again"),

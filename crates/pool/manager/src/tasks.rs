@@ -63,8 +63,8 @@ impl Tasks {
         self.last
     }
 
-    /// Drops a task of whoever has the most, so that a program with many orders pushes out nobody else's: the oldest that
-    /// has ended, or else the oldest.
+    /// Drops a task of the account that has the most, so that a program with many orders pushes out nobody else's: the
+    /// oldest that has ended, or else the oldest.
     fn drop_one(&mut self) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         self.list.iter().for_each(|task| *counts.entry(&task.who).or_default() += 1);

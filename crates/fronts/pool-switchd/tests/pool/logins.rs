@@ -41,7 +41,7 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
             "correct account",
         ),
         ("account = \"fmapi\"", "account = \"reader\"", "account reader has the role ReadOnly", "correct account"),
-        ("password\"", "missing\"", "missing: No such file", "in its first line"),
+        ("password\"", "missing\"", "missing: No such file", "first line"),
         ("pool = \"main\"", "pool = \"mian\"", "has no pool mian", "correct pool"),
         ("zone = \"lab\"", "zone = \"lap\"", "has no zone lap", "correct zone"),
         ("[\"d0000\", \"d0099\"]", "[\"d0000\", \"d0000\"]", "donors: d0000 is there twice", "give each one port"),
