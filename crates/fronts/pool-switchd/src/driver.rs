@@ -153,12 +153,23 @@ impl Driver {
             Plan::Ended(ending) => return ending,
             Plan::Request(body, wait) => (body, wait),
         };
-        let (ending, reason) = self.pool.change(&body);
-        if ending != Ending::Done {
-            report(&format!("{order:?} ends with {ending:?}: {}", reason.as_deref().unwrap_or("no reason")));
+        let changed = self.pool.change(&body);
+        if changed.ending != Ending::Done {
+            let is_elsewhere = changed.is_stale && self.is_still_planned(order, &body);
+            let ending = if is_elsewhere { Ending::Refused(ReturnCode::INVALID_INPUT) } else { changed.ending };
+            let why =
+                if is_elsewhere { "a volume of that name is in another pool; release it" } else { &changed.reason };
+            report(&format!("{order:?} ends with {ending:?}: {why}"));
             return ending;
         }
         wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait, until))
+    }
+
+    /// Returns whether an order would be the same request again. If the manager has just refused it as based on another
+    /// state, what has changed is not to be seen from this pool, and repetitions will not help.
+    fn is_still_planned(&mut self, order: &Order, body: &Value) -> bool {
+        let Ok(view) = self.pool.read() else { return false };
+        matches!(plan(order, &view, &self.places, &self.config), Plan::Request(again, _) if again == *body)
     }
 
     /// Waits until a bind or an unbind that is stored is carried out, too.
@@ -190,10 +201,10 @@ impl Driver {
             return;
         }
         let Some(body) = labelled(view, &self.places, &self.shown) else { return };
-        let (ending, reason) = self.pool.change(&body);
+        let changed = self.pool.change(&body);
         self.labels_wait = None;
-        if ending != Ending::Done {
-            report(&format!("no vPPB is written into labels: {}", reason.as_deref().unwrap_or("no reason")));
+        if changed.ending != Ending::Done {
+            report(&format!("no vPPB is written into labels: {}", changed.reason));
             self.labels_wait = Some(Instant::now() + LABELS_INTERVAL);
         }
     }

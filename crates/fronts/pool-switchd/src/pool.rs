@@ -29,8 +29,20 @@ const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
 const SUMMARY: &str = "/redfish/v1/Oem/Aquifer";
 const RELEASED: &str = "/redfish/v1/Oem/Aquifer/ReleasedVolumes";
 const CHANGE: &str = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.ChangeVolumes";
+/// The status of a change that was refused, because somebody else has changed a volume since it was read.
+const STALE: u16 = 412;
 /// Roles that may change volumes.
 const ROLES: [&str; 2] = ["Operator", "Administrator"];
+
+/// How a change of volumes ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Changed {
+    pub ending: Ending,
+    /// True if a volume was not as it was read.
+    pub is_stale: bool,
+    /// The manager's reason for a refusal.
+    pub reason: String,
+}
 
 /// A session at the pool's manager.
 pub(crate) struct Pool {
@@ -45,8 +57,7 @@ pub(crate) struct Pool {
 fn ending(status: u16) -> Ending {
     match status {
         200..300 => Ending::Done,
-        // Somebody else has changed the volume since it was read.
-        412 => Ending::Refused(ReturnCode::RETRY_REQUIRED),
+        STALE => Ending::Refused(ReturnCode::RETRY_REQUIRED),
         507 => Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED),
         429 => Ending::Refused(ReturnCode::RETRY_REQUIRED),
         400..500 => Ending::Refused(ReturnCode::INVALID_INPUT),
@@ -170,19 +181,26 @@ impl Pool {
         Ok(left.map(|answer| volume_of(donor, &zone, &answer.body)))
     }
 
-    /// Changes volumes. Returns how that ended, and the manager's reason for a refusal.
-    pub fn change(&mut self, body: &Value) -> (Ending, Option<String>) {
+    /// Changes volumes.
+    pub fn change(&mut self, body: &Value) -> Changed {
         let changed = self.in_session(|client| match client.try_ask(&Request::post(CHANGE, body.clone()))? {
             (401, answer) => Err(refused(401, &answer.body)),
             answered => Ok(answered),
         });
         match changed {
-            Ok((status, answer)) => (ending(status), answer.body["error"]["message"].as_str().map(str::to_owned)),
-            // Also where the session has ended again.
-            Err(trouble) if trouble.is_unsent || trouble.is_refusal => {
-                (Ending::Refused(ReturnCode::RETRY_REQUIRED), Some(trouble.to_string()))
+            Ok((status, answer)) => {
+                let reason = answer.body["error"]["message"].as_str().unwrap_or("no reason").to_owned();
+                Changed { ending: ending(status), is_stale: status == STALE, reason }
             }
-            Err(trouble) => (Ending::Unknown(ReturnCode::INTERNAL_ERROR), Some(trouble.to_string())),
+            Err(trouble) => {
+                // Also where the session has ended again.
+                let is_refused = trouble.is_unsent || trouble.is_refusal;
+                let ending = match is_refused {
+                    true => Ending::Refused(ReturnCode::RETRY_REQUIRED),
+                    false => Ending::Unknown(ReturnCode::INTERNAL_ERROR),
+                };
+                Changed { ending, is_stale: false, reason: trouble.to_string() }
+            }
         }
     }
 }

@@ -44,7 +44,7 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
         ("password\"", "missing\"", "missing: No such file", "first line"),
         ("pool = \"main\"", "pool = \"mian\"", "has no pool mian", "correct pool"),
         ("zone = \"lab\"", "zone = \"lap\"", "has no zone lap", "correct zone"),
-        ("[\"d0000\", \"d0099\"]", "[\"d0000\", \"d0000\"]", "donors: d0000 is there twice", "give each one port"),
+        ("[\"d0000\", \"d0099\"]", "[\"d0000\", \"d0000\"]", "donors: d0000 is listed twice", "list each name once"),
     ] {
         site.configure(from, to);
         let (text, took) = refused_start(&site.directory);
@@ -61,7 +61,7 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
     let names: Vec<String> = (0..17).map(|number| format!("\"d{number:04}\"")).collect();
     site.configure("[\"d0000\", \"d0099\"]", &format!("[{}]", names.join(", ")));
     let (text, _) = refused_start(&site.directory);
-    assert!(text.contains("donors: 17 of them; give 1 to 16"), "{text}");
+    assert!(text.contains("donors: 17 names are listed; list 1 to 16"), "{text}");
 }
 
 /// Starts a server that shakes hands with its certificate and then says nothing. Returns its port and the certificate.

@@ -91,6 +91,52 @@ fn a_front_that_is_killed_shows_what_the_manager_has() {
 }
 
 #[test]
+fn bindings_of_others_stay_at_their_vppbs_after_a_restart() {
+    let (site, mut front) = Site::start("labels");
+    let spec = json!({ "size": "256MiB", "pool": "main", "zone": "lab", "class": "tcp", "donor": "d0000" });
+    for name in ["fm-d0000-4", "fm-d0000-5"] {
+        let change = json!({ "Volumes": { name: { "spec": spec, "host": "h000" } } });
+        assert_eq!(site.ask("POST", CHANGE, &change).0, 200);
+        front.see("it is bound", |front| {
+            (0..2).any(|at| front.vppb(0, at)["ld_id"] == name[9..].parse::<u8>().expect("a number"))
+        });
+    }
+    let label =
+        |name: &str| site.volume(name).expect("it is there")["Oem"]["Aquifer"]["Spec"]["labels"]["fm-vppb"].clone();
+    front.see("their vPPBs are in their labels", |_| {
+        (label("fm-d0000-4"), label("fm-d0000-5")) == (json!("h000/0"), json!("h000/1"))
+    });
+    // The first one goes, and the other one stays where it is.
+    assert_eq!(site.ask("POST", CHANGE, &json!({ "Volumes": { "fm-d0000-4": { "host": null } } })).0, 200);
+    front.see("it is unbound, and its label is gone", |front| {
+        front.vppb(0, 0)["ld_id"].is_null() && label("fm-d0000-4").is_null()
+    });
+    assert_eq!(front.vppb(0, 1)["ld_id"], 5);
+    front.kill();
+    let front = Front::start(&site.directory);
+    assert_eq!((&front.vppb(0, 0)["ld_id"], &front.vppb(0, 1)["ld_id"]), (&json!(null), &json!(5)));
+    site.finish(front);
+}
+
+#[test]
+fn a_name_that_another_pool_has_is_refused_for_good() {
+    let (site, front) = Site::start("elsewhere");
+    let declaration = json!({
+        "pools": { "main": { "donors": ["d0000"] }, "other": { "donors": ["d0001"] } },
+        "zones": { "lab": { "quota": "64GiB", "hosts": ["h000", "h001"] } },
+    });
+    let apply = "/redfish/v1/Oem/Aquifer/Actions/Aquifer.Apply";
+    assert_eq!(site.ask("POST", apply, &json!({ "Declaration": declaration })).0, 200);
+    let spec = json!({ "size": "256MiB", "pool": "other", "zone": "lab", "class": "tcp" });
+    let (status, answer) = site.ask("POST", CHANGE, &json!({ "Volumes": { "fm-d0000-3": { "spec": spec } } }));
+    assert_eq!(status, 200, "{answer}");
+    let line = front.refused("allocate --port 0 --ld 3 --size 256MiB");
+    assert!(line.contains("Invalid Input"), "{line}");
+    assert!(front.said().iter().any(|line| line.contains("is in another pool; release it")), "{:?}", front.said());
+    site.finish(front);
+}
+
+#[test]
 fn without_a_manager_nothing_is_reported_as_done() {
     let (mut site, front) = Site::start("gone");
     site.daemon.kill();

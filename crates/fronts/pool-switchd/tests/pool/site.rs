@@ -20,7 +20,7 @@ pub const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
 /// How long what others have changed may take to be seen on a busy machine.
 pub const SEEN_MAX: Duration = Duration::from_secs(30);
 /// One donor, d0000, and two hosts.
-pub const PEERS: &str = "donors = 1\nhosts = 2\ndonor-capacity = \"64GiB\"\n";
+pub const PEERS: &str = "donors = 2\nhosts = 2\ndonor-capacity = \"64GiB\"\n";
 /// Fronts that are started again and again log in each time.
 const SESSIONS: &str = "[sessions]\nlogins-per-minute = 10000\n";
 pub const PASSWORD: &str = "a long password";
