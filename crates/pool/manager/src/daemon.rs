@@ -75,6 +75,11 @@ impl Daemon {
         let named = config.tls.as_ref().map(Served::open).transpose().map_err(failed)?;
         let console = Console::find(config.console.as_deref()).map_err(failed)?;
         make_directory(config.state.directory()).map_err(failed)?;
+        // Before anything else is written there, because another manager may be using the directory.
+        let store = match config.state.etcd() {
+            Some(_) => None,
+            None => Some(EmbeddedStore::open(&config.state.directory().join("state.redb")).map_err(failed)?),
+        };
         let issuance = Issuance::open(&mut config).map_err(failed)?.map(Arc::new);
         let (config, directory) = (&config, config.state.directory());
         let tls = match (named, &config.tls) {
@@ -99,14 +104,8 @@ impl Daemon {
         if let Some(issuance) = &service.issuance {
             issuance.serve(&service);
         }
-        let lead = match config.state.etcd() {
-            Some(_) => None,
-            None => {
-                let store = EmbeddedStore::open(&directory.join("state.redb")).map_err(failed)?;
-                let lead = Lead::begin(config, Box::new(store), Tenure::ForEver, &service);
-                Some(lead.map_err(|not| failed(not.line))?)
-            }
-        };
+        let lead = store.map(|store| Lead::begin(config, Box::new(store), Tenure::ForEver, &service));
+        let lead = lead.transpose().map_err(|not| failed(not.line))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(BLOCKING_MAX)

@@ -308,3 +308,29 @@ fn two_authorities_of_one_name_are_refused() {
     assert!(refused.contains("; make the new one with another common name"), "{refused}");
     fs::remove_dir_all(directory).expect("removed");
 }
+
+#[test]
+fn a_manager_whose_directory_another_one_uses_makes_no_authority_there() {
+    let directory = directory("authority-second");
+    let state = directory.join("state");
+    fs::create_dir(&state).expect("made");
+    let first = aquifer_state_store::EmbeddedStore::open(&state.join("state.redb")).expect("the first one's store");
+    let config = format!(
+        "state = {state:?}\nlisten = \"127.0.0.1:0\"\n[ca]\naddresses = [\"127.0.0.1\"]\n[peers]\nkind = \"simulated\"\n"
+    );
+    let config = aquifer_manager::Config::parse(&config).expect("settings");
+    let names = || {
+        let entries = fs::read_dir(&state).expect("listed");
+        let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    let before = names();
+    let refused = aquifer_manager::Daemon::start(&config).err().expect("it is refused").to_string();
+    assert!(refused.contains("is open in another process; stop that fabric manager"), "{refused}");
+    assert_eq!(names(), before);
+    drop(first);
+    drop(aquifer_manager::Daemon::start(&config).expect("the directory is free"));
+    assert!(names().len() > before.len(), "it has made its authority");
+    fs::remove_dir_all(directory).expect("removed");
+}
