@@ -16,11 +16,10 @@ use crate::places::Places;
 use crate::view::{Ld, View, VolumeView};
 
 /// The granularity of logical devices: 256 MiB.
-const UNIT: u64 = 256 << 20;
+pub(crate) const UNIT: u64 = 256 << 20;
 
-/// Returns the state of the switch for a view, after one that was adopted before. Each virtual CXL switch has `vppbs`
-/// vPPBs.
-pub(crate) fn adopted(view: &View, places: &Places, vppbs: u8, before: &Adopted) -> Adopted {
+/// Returns the state of the switch for a view, after one that was adopted before.
+pub(crate) fn adopted(view: &View, places: &Places, before: &Adopted) -> Adopted {
     let host =
         |at: &Option<_>| match at.as_ref().and_then(|host: &aquifer_fabric::HostId| view.hosts.get(host.as_str())) {
             Some(is_up) => AdoptedHost { is_known: true, is_up: *is_up },
@@ -29,7 +28,7 @@ pub(crate) fn adopted(view: &View, places: &Places, vppbs: u8, before: &Adopted)
     Adopted {
         hosts: places.hosts.iter().map(host).collect(),
         devices: (0..places.donors.len()).map(|device| adopted_device(view, places, device)).collect(),
-        bindings: bindings(view, places, vppbs, &before.bindings),
+        bindings: bindings(view, places, &before.bindings),
     }
 }
 
@@ -43,22 +42,22 @@ fn adopted_device(view: &View, places: &Places, device: usize) -> AdoptedDevice 
     AdoptedDevice { is_present: found.is_up, memory_bytes: used.saturating_add(found.free / UNIT * UNIT), lds }
 }
 
-/// Returns how far a volume's binding has come, and the host that it concerns.
+/// Returns how far a volume's binding has come, and the host that it concerns. As long as a host has not let go of it,
+/// the binding to that host is what is there, even if the volume is bound to another host already.
 fn progress<'a>(
     volume: &'a VolumeView,
     places: &Places,
     before: Option<&AdoptedBinding>,
 ) -> Option<(&'a str, Progress)> {
-    if let Some(host) = &volume.host {
-        let is_at_host = volume.is_at_host.unwrap_or_else(|| {
-            // The host has not reported to a manager that has just begun to lead.
-            before
-                .is_some_and(|before| before.progress == Progress::Bound && places.vcs_of(host) == Some(before.vcs_id))
-        });
-        return Some((host, if is_at_host { Progress::Bound } else { Progress::Binding }));
+    if let Some(leaving) = volume.leaving_hosts.iter().find(|host| places.vcs_of(host).is_some()) {
+        return Some((leaving, Progress::Unbinding));
     }
-    let leaving = volume.leaving_hosts.iter().find(|host| places.vcs_of(host).is_some())?;
-    Some((leaving, Progress::Unbinding))
+    let host = volume.host.as_ref()?;
+    let is_at_host = volume.is_at_host.unwrap_or_else(|| {
+        // The host has not reported to a manager that has just begun to lead.
+        before.is_some_and(|before| before.progress == Progress::Bound && places.vcs_of(host) == Some(before.vcs_id))
+    });
+    Some((host, if is_at_host { Progress::Bound } else { Progress::Binding }))
 }
 
 /// A binding whose vPPB is sought.
@@ -86,21 +85,21 @@ fn candidates(view: &View, places: &Places, before: &[AdoptedBinding]) -> Vec<Ca
 
 /// Places the bindings: first those that are shown where their labels say, then by the other labels, then where they
 /// were shown, and then wherever a vPPB is free.
-fn bindings(view: &View, places: &Places, vppbs: u8, before: &[AdoptedBinding]) -> Vec<AdoptedBinding> {
+fn bindings(view: &View, places: &Places, before: &[AdoptedBinding]) -> Vec<AdoptedBinding> {
     let rules: [fn(&Candidate) -> Option<u8>; 3] =
         [|it| it.label.filter(|label| it.before == Some(*label)), |it| it.label, |it| it.before];
     let (mut placed, mut taken) = (Vec::new(), BTreeSet::new());
     let mut rest = candidates(view, places, before);
     for rule in rules {
         rest.retain(|candidate| {
-            let Some(vppb_id) = rule(candidate).filter(|vppb_id| *vppb_id < vppbs) else { return true };
+            let Some(vppb_id) = rule(candidate).filter(|vppb_id| *vppb_id < places.vppbs) else { return true };
             let is_free = taken.insert((candidate.binding.vcs_id, vppb_id));
             is_free.then(|| placed.push(AdoptedBinding { vppb_id, ..candidate.binding }));
             !is_free
         });
     }
     for Candidate { binding, .. } in rest {
-        if let Some(vppb_id) = (0..vppbs).find(|vppb_id| taken.insert((binding.vcs_id, *vppb_id))) {
+        if let Some(vppb_id) = (0..places.vppbs).find(|vppb_id| taken.insert((binding.vcs_id, *vppb_id))) {
             placed.push(AdoptedBinding { vppb_id, ..binding });
         }
     }
@@ -114,7 +113,7 @@ mod tests {
 
     fn places() -> Places {
         let donors = ["d1", "d2"].map(|name| Some(name.parse().expect("a name")));
-        Places { donors: donors.to_vec(), hosts: vec![Some("h1".parse().expect("a name")), None] }
+        Places { donors: donors.to_vec(), hosts: vec![Some("h1".parse().expect("a name")), None], vppbs: 4 }
     }
 
     fn volume(units: u64, host: Option<&str>, label: Option<(&str, u8)>) -> VolumeView {
@@ -145,7 +144,7 @@ mod tests {
 
     /// Returns what is shown at h1 after something else: vPPB, logical device, progress, sorted.
     fn shown(volumes: Vec<VolumeView>, before: &mut Adopted) -> Vec<(u8, u8, Progress)> {
-        *before = adopted(&view(volumes), &places(), 4, before);
+        *before = adopted(&view(volumes), &places(), before);
         let mut shown: Vec<_> = before.bindings.iter().map(|it| (it.vppb_id, it.ld_id, it.progress)).collect();
         shown.sort_unstable_by_key(|(vppb_id, ..)| *vppb_id);
         shown
@@ -155,14 +154,14 @@ mod tests {
     fn donors_are_devices_and_volumes_are_their_logical_devices() {
         let elsewhere = VolumeView { is_in_place: false, ..volume(7, Some("h1"), None) };
         let mut seen = view(vec![volume(2, None, None), elsewhere]);
-        let state = adopted(&seen, &places(), 4, &Adopted::default());
+        let state = adopted(&seen, &places(), &Adopted::default());
         assert_eq!(state.hosts, [AdoptedHost { is_known: true, is_up: true }, AdoptedHost::default()]);
         let device = AdoptedDevice { is_present: true, memory_bytes: 5 * UNIT, lds: vec![(0, 2 * UNIT)] };
         assert_eq!(state.devices, [device, AdoptedDevice::default()]);
         assert_eq!(state.bindings, []);
         // One that was released while a host has it is still there.
         seen.released.insert(("d1".parse().expect("a name"), 5), leaving("h1", None));
-        let state = adopted(&seen, &places(), 4, &Adopted::default());
+        let state = adopted(&seen, &places(), &Adopted::default());
         assert_eq!(state.devices[0].lds, [(0, 2 * UNIT), (5, UNIT)]);
         assert_eq!((state.bindings[0].ld_id, state.bindings[0].progress), (5, Progress::Unbinding));
     }
@@ -200,6 +199,15 @@ mod tests {
         assert_eq!(shown(both, &mut state), [(0, 0, Progress::Bound), (1, 1, Progress::Bound)]);
         // A label that a bind has just written wins.
         assert_eq!(shown(vec![unbound(), bound(Some(("h1", 3)))], &mut state), [(3, 1, Progress::Bound)]);
+    }
+
+    #[test]
+    fn a_host_that_has_not_let_go_is_shown_before_the_next_one() {
+        let moved = VolumeView { leaving_hosts: vec!["h1".into()], ..volume(1, Some("h9"), Some(("h9", 2))) };
+        let mut state = Adopted::default();
+        assert_eq!(shown(vec![volume(1, Some("h1"), Some(("h1", 3)))], &mut state), [(3, 0, Progress::Bound)]);
+        assert_eq!(shown(vec![moved.clone()], &mut state), [(3, 0, Progress::Unbinding)]);
+        assert_eq!(shown(vec![VolumeView { leaving_hosts: Vec::new(), ..moved }], &mut state), []);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use aquifer_fabric::Bytes;
 use aquifer_fmapi::ReturnCode;
 use serde_json::{Map, Value, json};
 
+use crate::adoption::UNIT;
 use crate::config::Config;
 use crate::labels::label_of;
 use crate::places::Places;
@@ -74,7 +75,12 @@ fn allocate(sizes: &[(Ld, u64)], view: &View, config: &Config) -> Plan {
     let mut changes = Vec::new();
     for (ld, bytes) in sizes {
         let found = view.volumes.get(ld);
-        let is_same = found.map_or(0, |volume| volume.bytes) == *bytes;
+        // The switch shows whole units. A volume that somebody else has made, and that has more than these, stays so.
+        let is_same = found.map_or(0, |volume| volume.bytes) / UNIT == *bytes / UNIT;
+        if *bytes == 0 && found.is_some_and(|volume| !volume.is_in_place) {
+            // It is no logical device, and the client does not ask for one.
+            continue;
+        }
         if found.is_some_and(|volume| !volume.is_in_place || !is_same && volume.host.is_some()) {
             return refused(ReturnCode::INVALID_INPUT);
         }
@@ -83,8 +89,8 @@ fn allocate(sizes: &[(Ld, u64)], view: &View, config: &Config) -> Plan {
         }
         let size = Bytes(*bytes).to_string();
         let change = match (bytes, found) {
-            (0, _) => Value::Null,
             (_, Some(_)) if is_same => json!({}),
+            (0, _) => Value::Null,
             (_, Some(_)) => json!({ "spec": { "size": size } }),
             (_, None) => {
                 json!({ "spec": { "size": size, "pool": config.pool, "zone": config.zone, "class": config.class,
@@ -93,7 +99,7 @@ fn allocate(sizes: &[(Ld, u64)], view: &View, config: &Config) -> Plan {
         };
         changes.push(Change { ld: ld.clone(), change, found });
     }
-    Plan::Request(body(&changes), None)
+    if changes.is_empty() { Plan::Ended(Ending::Done) } else { Plan::Request(body(&changes), None) }
 }
 
 fn bind(ld: Ld, host: &str, vppb_id: u8, view: &View) -> Plan {
@@ -106,23 +112,32 @@ fn bind(ld: Ld, host: &str, vppb_id: u8, view: &View) -> Plan {
     if volume.is_leaving || view.released.contains_key(&ld) {
         return refused(ReturnCode::RETRY_REQUIRED);
     }
+    let is_at_vppb = |volume: &VolumeView| volume.label.as_ref().is_some_and(|(of, at)| of == host && *at == vppb_id);
+    let is_at_host = |volume: &VolumeView| volume.host.iter().chain(&volume.leaving_hosts).any(|of| of == host);
+    if view.lds().any(|(other, volume)| *other != ld && is_at_vppb(volume) && is_at_host(volume)) {
+        // Somebody else has bound another one there, which the switch does not show yet.
+        return refused(ReturnCode::RETRY_REQUIRED);
+    }
     let change = json!({ "host": host, "spec": { "labels": { LABEL: label_of(host, vppb_id) } } });
     let goal = Goal::AtHost { host: host.to_owned(), vppb_id };
     request(ld, change, volume, goal)
 }
 
 fn unbind(ld: Ld, host: &str, view: &View) -> Plan {
-    let in_progress = Plan::Ended(Ending::Unknown(ReturnCode::RETRY_REQUIRED));
-    let Some(volume) = view.volumes.get(&ld).filter(|volume| volume.is_in_place) else {
-        let is_held = view.released.get(&ld).is_some_and(|volume| volume.leaving_hosts.iter().any(|held| held == host));
-        return if is_held { in_progress } else { Plan::Ended(Ending::Done) };
-    };
-    match &volume.host {
-        // Another host has it by now, which is not this vPPB's.
-        Some(bound) if bound != host => Plan::Ended(Ending::Done),
-        // Also where it is unbound already: an order that the manager has not carried out yet comes before this one.
-        _ => request(ld, json!({ "host": null }), volume, Goal::Left { host: host.to_owned() }),
+    let is_held = |volume: &VolumeView| volume.leaving_hosts.iter().any(|held| held == host);
+    if view.released.get(&ld).is_some_and(is_held) {
+        return Plan::Ended(Ending::Unknown(ReturnCode::RETRY_REQUIRED));
     }
+    let Some(volume) = view.volumes.get(&ld).filter(|volume| volume.is_in_place) else {
+        return Plan::Ended(Ending::Done);
+    };
+    // Also where it is unbound already: an order that the manager has not carried out yet comes before this one.
+    let change = match &volume.host {
+        // Another host has it by now, which is not this vPPB's.
+        Some(bound) if bound != host => json!({}),
+        _ => json!({ "host": null }),
+    };
+    request(ld, change, volume, Goal::Left { host: host.to_owned() })
 }
 
 fn request(ld: Ld, change: Value, volume: &VolumeView, goal: Goal) -> Plan {
@@ -134,8 +149,6 @@ fn request(ld: Ld, change: Value, volume: &VolumeView, goal: Goal) -> Plan {
 mod tests {
     use super::*;
     use crate::config::EXAMPLE;
-
-    const UNIT: u64 = 256 << 20;
 
     fn volume(host: Option<&str>) -> VolumeView {
         let host = host.map(str::to_owned);
@@ -186,6 +199,15 @@ mod tests {
         assert_eq!(code(planned(&order, &[(1, leaving)])), Ending::Refused(ReturnCode::RETRY_REQUIRED));
         let bound = Order::Allocate { device: 1, lds: vec![(0, UNIT)] };
         assert!(matches!(planned(&bound, &[(0, volume(Some("h1")))]), Plan::Request(_, None)), "its size stays");
+        // Of what others have made, the switch shows whole units.
+        let odd = |bytes| [(0, VolumeView { bytes, ..volume(None) })];
+        for (bytes, asked) in [(300 << 20, UNIT), (100 << 20, 0)] {
+            let order = Order::Allocate { device: 1, lds: vec![(0, asked)] };
+            let Plan::Request(body, None) = planned(&order, &odd(bytes)) else { panic!("no request") };
+            assert_eq!(body["Volumes"]["fm-d2-0"], json!({}), "{bytes}");
+        }
+        let elsewhere = [(0, VolumeView { is_in_place: false, ..volume(None) })];
+        assert_eq!(code(planned(&Order::Allocate { device: 1, lds: vec![(0, 0)] }, &elsewhere)), Ending::Done);
     }
 
     #[test]
@@ -196,6 +218,14 @@ mod tests {
         assert_eq!(wait.goal, Goal::AtHost { host: "h1".into(), vppb_id: 7 });
         let change = json!({ "host": "h1", "spec": { "labels": { "fm-vppb": "h1/7" } } });
         assert_eq!(body, json!({ "Volumes": { "fm-d2-3": change }, "Match": { "fm-d2-3": "\"e\"" } }));
+        let other = VolumeView { label: Some(("h1".into(), 7)), ..volume(Some("h1")) };
+        let unbound = VolumeView { host: None, ..other.clone() };
+        assert_eq!(
+            code(planned(&order, &[(2, other), (3, volume(None))])),
+            Ending::Refused(ReturnCode::RETRY_REQUIRED),
+            "another one is there"
+        );
+        assert!(matches!(planned(&order, &[(2, unbound), (3, volume(None))]), Plan::Request(..)));
         let invalid = Ending::Refused(ReturnCode::INVALID_INPUT);
         assert_eq!(code(planned(&order, &[(3, volume(Some("h2")))])), invalid);
         assert_eq!(code(planned(&order, &[])), invalid);
@@ -216,7 +246,10 @@ mod tests {
             let Plan::Request(body, Some(wait)) = planned(&order, &[(3, there)]) else { panic!("no request") };
             assert_eq!((&body["Volumes"], wait.goal), (&change, Goal::Left { host: "h1".into() }));
         }
-        assert_eq!(code(planned(&order, &[(3, volume(Some("h2")))])), Ending::Done, "another host has it now");
+        let elsewhere = VolumeView { leaving_hosts: vec!["h1".into()], ..volume(Some("h2")) };
+        let Plan::Request(body, Some(wait)) = planned(&order, &[(3, elsewhere)]) else { panic!("no request") };
+        assert_eq!(body["Volumes"]["fm-d2-3"], json!({}), "another host has it now, which is left alone");
+        assert_eq!(wait.goal, Goal::Left { host: "h1".into() });
         assert_eq!(code(planned(&order, &[])), Ending::Done);
     }
 }

@@ -8,25 +8,26 @@
 //! program may be killed at any point: an order is one request to the manager, and what is stored there is what the
 //! next start finds.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use aquifer_cxl_switch::{Adopted, Ending, Order};
+use aquifer_cxl_switch::{Adopted, AdoptedBinding, Ending, Order, Progress};
 use aquifer_cxl_switchd::{Failure, Server};
 use aquifer_fmapi::ReturnCode;
 use serde_json::Value;
 
 use crate::adoption::adopted;
-use crate::amendment::{Plan, plan};
+use crate::amendment::{Change, Plan, body, plan};
 use crate::config::Config;
-use crate::labels::labelled;
+use crate::labels::{labelled, labels};
 use crate::places::Places;
 use crate::pool::Pool;
 use crate::settling::Wait;
 use crate::trouble::Trouble;
-use crate::view::View;
+use crate::view::{Ld, View};
 
 /// How often the manager is asked whether others have changed something: for a few numbers, however large the pool is.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -34,8 +35,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const READ_INTERVAL: Duration = Duration::from_secs(10);
 /// How often a volume is looked at that has to settle.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
-/// How long labels are left alone after a change of them that failed.
-const LABELS_INTERVAL: Duration = Duration::from_secs(60);
+/// How long a label is left alone after it was written, at least.
+const LABEL_PAUSE: Duration = Duration::from_secs(5);
+/// How long a label is left alone after the manager has refused it.
+const LABEL_REFUSED_PAUSE: Duration = Duration::from_secs(60);
+/// Labels that are written after one look.
+const LABELS_PER_LOOK: usize = 16;
 /// How long an order may take, requests included; the switch then ends it itself.
 pub(crate) const ORDER_WAIT_MAX: Duration = Duration::from_secs(55);
 /// How long a start waits for the manager.
@@ -61,8 +66,8 @@ pub(crate) struct Driver {
     seen: Option<Seen>,
     /// What the switch has taken over last.
     shown: Adopted,
-    /// Until when labels are left alone, because the manager has not changed them.
-    labels_wait: Option<Instant>,
+    /// Until when labels are left alone.
+    labels_wait: BTreeMap<Ld, Instant>,
 }
 
 /// Writes a line to standard error. Where that is full or closed, the line is lost.
@@ -79,7 +84,16 @@ impl Driver {
         server: Arc<Server>,
         orders: Receiver<(u64, Order)>,
     ) -> Self {
-        Self { config, places, pool, server, orders, seen: None, shown: Adopted::default(), labels_wait: None }
+        Self {
+            config,
+            places,
+            pool,
+            server,
+            orders,
+            seen: None,
+            shown: Adopted::default(),
+            labels_wait: BTreeMap::new(),
+        }
     }
 
     /// Lets the switch take over what the manager has, for the first time.
@@ -106,13 +120,18 @@ impl Driver {
             match self.orders.recv_timeout(LOOK_INTERVAL) {
                 Ok((id, order)) => {
                     let ending = self.carry_out(&order);
+                    self.note(&order, ending);
                     self.server.conclude(id, ending);
                     self.seen = None;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            let was = self.shown.clone();
             let looked = self.look();
+            if let Ok(Some(view)) = &looked {
+                self.label(view, &was);
+            }
             // Of several failures in a row, only the first one is reported.
             if let (Err(trouble), false) = (&looked, is_silent) {
                 report(&format!("the switch shows what was last known: {trouble}"));
@@ -131,16 +150,25 @@ impl Driver {
         }
         self.seen = None;
         let view = self.pool.read()?;
-        self.shown = adopted(&view, &self.places, self.config.vppbs, &self.shown);
+        self.shown = adopted(&view, &self.places, &self.shown);
         self.server.adopt(&self.shown);
-        self.label(&view);
         let is_moving = view.lds().any(|(_, volume)| volume.is_moving());
         self.seen = Some(Seen { at: Instant::now(), summary, is_moving });
         Ok(Some(view))
     }
 
+    /// Notes a bind that is done as shown, so that the next look leaves it at its vPPB.
+    fn note(&mut self, order: &Order, ending: Ending) {
+        if let (Order::Bind { vcs_id, vppb_id, device, ld_id }, Ending::Done) = (order, ending) {
+            let (vcs_id, vppb_id, device, ld_id) = (*vcs_id, *vppb_id, *device, *ld_id);
+            self.shown.bindings.retain(|it| (it.device, it.ld_id) != (device, ld_id));
+            let progress = Progress::Bound;
+            self.shown.bindings.push(AdoptedBinding { vcs_id, vppb_id, device, ld_id, progress });
+        }
+    }
+
     fn carry_out(&mut self, order: &Order) -> Ending {
-        // Requests to the manager are included, so that the switch does not end the order before its driver does.
+        // Requests to the manager are included. If it does not answer them, the switch may end the order before.
         let until = Instant::now() + Duration::from_secs(self.config.settle_seconds);
         let view = match self.pool.read() {
             Ok(view) => view,
@@ -157,8 +185,7 @@ impl Driver {
         if changed.ending != Ending::Done {
             let is_elsewhere = changed.is_stale && self.is_still_planned(order, &body);
             let ending = if is_elsewhere { Ending::Refused(ReturnCode::INVALID_INPUT) } else { changed.ending };
-            let why =
-                if is_elsewhere { "a volume of that name is in another pool; release it" } else { &changed.reason };
+            let why = if is_elsewhere { "another pool has a volume of that name; release it" } else { &changed.reason };
             report(&format!("{order:?} ends with {ending:?}: {why}"));
             return ending;
         }
@@ -190,22 +217,47 @@ impl Driver {
             std::thread::sleep(SETTLE_INTERVAL);
         }
         let (donor, ld_id) = &wait.ld;
-        report(&format!("LD {ld_id} of donor {donor} waits for its host; see 'aquifer fabric status'"));
+        report(&format!("LD {ld_id} of donor {donor} is still waiting for its host; see 'aquifer fabric status'"));
         Ending::Unknown(ReturnCode::RETRY_REQUIRED)
     }
 
-    /// Writes into the labels of volumes where they are shown. Nothing waits for it: without it, what somebody else has
-    /// bound may be at another vPPB after a restart.
-    fn label(&mut self, view: &View) {
-        if self.labels_wait.is_some_and(|until| Instant::now() < until) {
-            return;
-        }
-        let Some(body) = labelled(view, &self.places, &self.shown) else { return };
-        let changed = self.pool.change(&body);
-        self.labels_wait = None;
-        if changed.ending != Ending::Done {
-            report(&format!("no vPPB is written into labels: {}", changed.reason));
-            self.labels_wait = Some(Instant::now() + LABELS_INTERVAL);
+    /// Writes into the labels of volumes where they are shown, each with a request of its own, so that one that is
+    /// refused holds up no other. Nothing waits for it: without it, what somebody else has bound may be at another vPPB
+    /// after a restart.
+    fn label(&mut self, view: &View, was: &Adopted) {
+        let now = Instant::now();
+        self.labels_wait.retain(|_, until| *until > now);
+        let changes = labels(view, &self.places, was, &self.shown);
+        let due = changes.filter(|(ld, ..)| !self.labels_wait.contains_key(*ld)).take(LABELS_PER_LOOK);
+        let due: Vec<(Ld, Value)> = due
+            .map(|(ld, volume, label)| {
+                let change = Change { ld: ld.clone(), change: labelled(label), found: Some(volume) };
+                (ld.clone(), body(&[change]))
+            })
+            .collect();
+        for (ld, body) in due {
+            let changed = self.pool.change(&body);
+            let wait = match changed.ending {
+                Ending::Done => label_pause(),
+                // Another program has done the same, or the volume has changed: the next look tells.
+                _ if changed.is_stale => continue,
+                Ending::Refused(ReturnCode::INVALID_INPUT) => LABEL_REFUSED_PAUSE,
+                // The manager does not answer, which the next look reports.
+                _ => return,
+            };
+            if wait == LABEL_REFUSED_PAUSE {
+                report(&format!(
+                    "cannot write the vPPB into the label of LD {} of donor {}: {}",
+                    ld.1, ld.0, changed.reason
+                ));
+            }
+            self.labels_wait.insert(ld, now + wait);
         }
     }
+}
+
+/// Returns how long a label is left alone after it was written. Programs before one pool wait for different times, so
+/// that two that disagree do not go on for ever.
+fn label_pause() -> Duration {
+    LABEL_PAUSE + Duration::from_secs(u64::from(std::process::id() % 10))
 }

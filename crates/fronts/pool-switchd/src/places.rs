@@ -27,12 +27,14 @@ pub(crate) struct Places {
     pub donors: Vec<Option<DonorId>>,
     /// The hosts, by their virtual CXL switches.
     pub hosts: Vec<Option<HostId>>,
+    /// vPPBs of each virtual CXL switch.
+    pub vppbs: u8,
 }
 
 impl Places {
     /// Returns the places that a configuration lists.
     pub fn of(config: &Config) -> Result<Self, Failure> {
-        Ok(Self { donors: config.donors()?, hosts: config.hosts()? })
+        Ok(Self { donors: config.donors()?, hosts: config.hosts()?, vppbs: config.vppbs })
     }
 
     /// Returns the number of a donor's device.
@@ -88,7 +90,7 @@ impl Places {
         };
         let virtual_switch = |at: usize| VirtualSwitchConfig {
             upstream_port: (PLACES_MAX + at) as u8,
-            vppbs: config.vppbs,
+            vppbs: self.vppbs,
             enabled: true,
         };
         SwitchConfig {

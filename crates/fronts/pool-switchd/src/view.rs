@@ -73,7 +73,8 @@ pub(crate) struct View {
     /// The hosts, and whether each answers.
     pub hosts: BTreeMap<String, bool>,
     pub volumes: BTreeMap<Ld, VolumeView>,
-    /// Volumes that were released, and that a host still has. The logical device may have a new volume already.
+    /// Volumes that were released, and that hosts still have. The logical device may have a new volume already, which
+    /// then lists these hosts as leaving, too.
     pub released: BTreeMap<Ld, VolumeView>,
 }
 
@@ -122,11 +123,25 @@ impl View {
         for body in members(answers.released).iter().filter(|body| spec(body)["pool"] == pool.as_str()) {
             if let Some(ld) = body["Name"].as_str().and_then(ld_of) {
                 let volume = volume_of(&ld.0, zone, body);
-                let is_held = volume.is_in_place && !volume.leaving_hosts.is_empty();
-                is_held.then(|| view.released.insert(ld, volume));
+                view.add_released(ld, volume);
             }
         }
         view
+    }
+
+    fn add_released(&mut self, ld: Ld, volume: VolumeView) {
+        if !volume.is_in_place || volume.leaving_hosts.is_empty() {
+            return;
+        }
+        if let Some(next) = self.volumes.get_mut(&ld) {
+            next.leaving_hosts.extend(volume.leaving_hosts.iter().cloned());
+            next.is_leaving = true;
+        }
+        match self.released.get_mut(&ld) {
+            // Two volumes of one name were released, one after the other.
+            Some(other) => other.leaving_hosts.extend(volume.leaving_hosts),
+            None => drop(self.released.insert(ld, volume)),
+        }
     }
 
     /// Returns the logical devices: those that have a volume, and those whose last one a host still has.
@@ -251,10 +266,15 @@ mod tests {
         );
         assert_eq!(view.released.keys().collect::<Vec<_>>(), [&ld(9)], "no host has the others, or another pool");
         assert_eq!(view.lds().map(|(of, _)| of.1).collect::<Vec<_>>(), [3, 9]);
-        // A new volume of that name takes the place of the one that was released.
+        // A new volume of that name takes the place of those that were released, and their hosts are still leaving.
         released["Name"] = json!("fm-d1-3");
-        let view = read(&endpoints, &volumes, &json!({ "Members": [released] }));
-        assert_eq!(view.lds().map(|(of, volume)| (of.1, volume.id.as_str())).collect::<Vec<_>>(), [(3, "07")]);
+        let mut before = released.clone();
+        before["Oem"]["Aquifer"]["LeavingHosts"] = json!(["h3"]);
+        let view = read(&endpoints, &volumes, &json!({ "Members": [released, before] }));
+        let shown: Vec<_> =
+            view.lds().map(|(of, volume)| (of.1, volume.id.as_str(), volume.leaving_hosts.join(" "))).collect();
+        assert_eq!(shown, [(3, "07", "h2 h1 h3".to_owned())]);
+        assert_eq!(view.released[&ld(3)].leaving_hosts, ["h1", "h3"]);
         assert_eq!(read(&Value::Null, &json!({ "Members": 3 }), &Value::Null), View::default());
     }
 }
