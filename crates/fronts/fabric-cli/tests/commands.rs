@@ -101,7 +101,7 @@ fn a_volume_has_the_donor_and_the_labels_that_it_is_created_with() {
     assert!(source.as_str().is_some_and(|source| source.ends_with("/Donor.d0002")), "{source}");
     assert!(ours("db")["Spec"].get("donor").is_none() && ours("db")["Spec"].get("labels").is_none());
     for (more, code, line) in [
-        (&["--donor", "d9999"][..], 1, "donor d9999 has 0B free for this volume, 1GiB were asked for; "),
+        (&["--donor", "d9999"][..], 1, "donor d9999 is not in pool main, or has not registered; "),
         (
             &["--donor", "d0002", "--redundancy", "mirror=2"],
             2,
@@ -115,7 +115,8 @@ fn a_volume_has_the_donor_and_the_labels_that_it_is_created_with() {
     let many: Vec<String> = (0..17).map(|number| format!("--label=k{number}=v")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let words = [&of("other", &[])[..], &many].concat();
-    assert!(rack.fails(1, &words).contains("the labels are too many or too long; give 16 at most"));
+    let refused = rack.fails(1, &words);
+    assert!(refused.contains("the labels are too many or too long, or have control characters; give 16 at most"));
     assert_eq!(volume(&rack, "other"), None);
 }
 

@@ -13,7 +13,7 @@ use crate::reconcile::progress::{has_left, is_dead};
 /// Returns whether the programs of a volume's host have the volume, by the host's newest report. `None` if the host has
 /// not reported since the manager was started.
 ///
-/// It stays `true` while the volume grows, while its members are replaced or lost, and while the agent is silent.
+/// This stays `true` while the volume grows, while its members are replaced or lost, and while the agent is silent.
 /// Members of an earlier binding do not count. A host that was declared dead has nothing.
 pub fn is_at_host(desired: &Desired, observed: &Observed, id: VolumeId, volume: &Volume) -> Option<bool> {
     let Some(host) = &volume.host else { return Some(false) };

@@ -87,6 +87,16 @@ pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
     check_labels(spec)
 }
 
+/// Refuses a volume of one donor that needs several.
+fn check_stripe(spec: &VolumeSpec) -> Result<(), Refusal> {
+    match (&spec.donor, spec.redundancy) {
+        (None, _) => Ok(()),
+        (Some(_), Redundancy::None) if spec.width > 1 => Err(Refusal::DonorNotStriped { width: spec.width }),
+        (Some(_), Redundancy::None) => Ok(()),
+        (Some(_), redundancy) => Err(Refusal::DonorAlone { redundancy }),
+    }
+}
+
 /// Checks the number, the length and the characters of a specification's labels.
 pub(crate) fn check_labels(spec: &VolumeSpec) -> Result<(), Refusal> {
     // A control character in a label could forge a line of a log, or steer the terminal that shows it.
@@ -99,6 +109,7 @@ impl Capacity {
     /// Places a request and reserves what it takes. Nothing is reserved when it is refused.
     pub fn place(&mut self, request: &Request<'_>) -> Result<Placement, Refusal> {
         check_spec(request.spec)?;
+        check_stripe(request.spec)?;
         let mut placement = Placement { spans: Vec::new(), looks: 0 };
         let outcome = self.place_spans(request, &mut placement);
         let raw = placement.spans.iter().flatten().map(|choice| choice.bytes).sum();
@@ -218,9 +229,11 @@ impl Capacity {
     fn why_not(&self, request: &Request<'_>, classes: &[LatencyClass], pick: &Pick<'_>) -> Refusal {
         let Request { spec, bytes, reaches } = *request;
         if let Some(donor) = &spec.donor {
-            return match spec.redundancy {
-                Redundancy::None => self.donor_is_full(donor, bytes),
-                redundancy => Refusal::DonorAlone { redundancy },
+            let donor = donor.clone();
+            return match self.class_in(&spec.pool, &donor) {
+                None => Refusal::DonorOutsidePool { donor, pool: spec.pool.clone() },
+                Some(class) if class > spec.class => Refusal::DonorTooSlow { donor, class, wanted: spec.class },
+                Some(_) => self.donor_is_full(&donor, bytes),
             };
         }
         let (free, domains) = self.room(&spec.pool, reaches, classes, spec.spread);

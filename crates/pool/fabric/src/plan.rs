@@ -7,6 +7,8 @@
 //! or refused as a whole. A change that cannot be made in place (of pool, zone, class, redundancy, spread or width)
 //! becomes a release and a new volume, and is shown as such.
 
+mod labels;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -40,8 +42,8 @@ pub enum Change {
     Grow(VolumeName, Bytes, Bytes),
     /// A volume's lifetime changes.
     Expire(VolumeName, Option<Millis>),
-    /// What is noted about a volume changes.
-    SetLabels(VolumeName, BTreeMap<String, String>),
+    /// The labels of a volume change, from the first ones to the second ones.
+    SetLabels(VolumeName, BTreeMap<String, String>, BTreeMap<String, String>),
     /// How its host sees a volume changes, from the next binding on.
     SetPresentation(VolumeName, Presentation),
     /// A volume gets a host.
@@ -105,7 +107,10 @@ impl fmt::Display for Change {
             Self::Grow(name, from, to) => write!(f, "+ grow volume {name} from {from} to {to}"),
             Self::Expire(name, Some(at)) => write!(f, "~ volume {name} expires at {at}"),
             Self::Expire(name, None) => write!(f, "~ volume {name} does not expire"),
-            Self::SetLabels(name, _) => write!(f, "~ label volume {name} differently"),
+            Self::SetLabels(name, from, to) => {
+                write!(f, "~ label volume {name}: ")?;
+                labels::write_differences(f, from, to)
+            }
             Self::SetPresentation(name, _) => write!(f, "~ present volume {name} differently when it is bound next"),
             Self::Bind(name, host) => write!(f, "+ bind volume {name} to host {host}"),
             Self::Drain(donor, true) => write!(f, "- drain donor {donor}"),
@@ -167,7 +172,8 @@ fn volume_changes(
                 changes.push(Change::Expire(name.clone(), to.spec.expires_at));
             }
             if from.spec.labels != to.spec.labels {
-                changes.push(Change::SetLabels(name.clone(), to.spec.labels.clone()));
+                let (before, after) = (from.spec.labels.clone(), to.spec.labels.clone());
+                changes.push(Change::SetLabels(name.clone(), before, after));
             }
             if from.spec.presentation != to.spec.presentation {
                 changes.push(Change::SetPresentation(name.clone(), to.spec.presentation.clone()));
@@ -318,7 +324,7 @@ impl Edit<'_> {
             Change::Create(name, spec) => self.create(draw(), name.clone(), (**spec).clone()),
             Change::Grow(name, _, size) => self.grow(id(name)?, *size),
             Change::Expire(name, at) => self.change_spec(id(name)?, |spec| spec.expires_at = *at),
-            Change::SetLabels(name, labels) => self.change_spec(id(name)?, |spec| spec.labels = labels.clone()),
+            Change::SetLabels(name, _, labels) => self.change_spec(id(name)?, |spec| spec.labels = labels.clone()),
             Change::SetPresentation(name, presentation) => {
                 self.change_spec(id(name)?, |spec| spec.presentation = presentation.clone())
             }

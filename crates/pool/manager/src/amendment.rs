@@ -176,12 +176,12 @@ mod tests {
                 "- release volume v2",
                 "- shrink volume v1 from 8MiB to 4MiB",
                 "+ create volume v3: 2MiB, redundancy none, pool main, zone lab",
-                "~ label volume v1 differently",
+                "~ label volume v1: a removed, c=3",
                 "+ bind volume v1 to host h1",
             ]
         );
         let labels = changes.iter().find_map(|change| match change {
-            Change::SetLabels(_, labels) => serde_json::to_value(labels).ok(),
+            Change::SetLabels(_, _, labels) => serde_json::to_value(labels).ok(),
             _ => None,
         });
         assert_eq!(labels, Some(json!({ "b": "2", "c": "3" })));

@@ -84,9 +84,9 @@ impl fmt::Display for Act {
 /// that are longer than 2000 bytes, and a change takes less than 300.
 const TEXT_BYTES: usize = 1600;
 
-/// Returns what an order has changed, for the audit log, as one text or several. An amendment is told by its changes;
-/// every other act says itself what it does.
-pub(crate) fn told(act: &Act, changes: &[String]) -> Vec<String> {
+/// Returns what an order has changed, for the audit log, as one text or several. An amendment is described by its
+/// changes; every other act says itself what it does.
+pub(crate) fn descriptions(act: &Act, changes: &[String]) -> Vec<String> {
     if !matches!(act, Act::Amend(_)) {
         return vec![act.to_string()];
     }
@@ -365,15 +365,15 @@ mod tests {
     }
 
     #[test]
-    fn long_amendments_are_told_in_several_texts_that_no_record_cuts() {
+    fn long_amendments_are_described_in_several_texts_that_no_record_cuts() {
         let act = Act::Amend(Box::default());
         let changes: Vec<String> =
             (0..64).map(|number| format!("+ bind volume {} to host h{number}", "v".repeat(63))).collect();
-        let texts = told(&act, &changes);
+        let texts = descriptions(&act, &changes);
         assert!(texts.len() > 1 && texts.iter().all(|text| text.len() <= 2000), "{texts:?}");
         assert!(texts[0].starts_with("bind volume v"), "{}", texts[0]);
         let all = texts.join(", ");
         assert!((0..64).all(|number| all.contains(&format!("to host h{number}"))), "{all}");
-        assert_eq!(told(&Act::Adopt, &changes), ["adopt what is in use"]);
+        assert_eq!(descriptions(&Act::Adopt, &changes), ["adopt what is in use"]);
     }
 }

@@ -68,7 +68,7 @@ pub struct Create {
     /// Take it from this donor only; it never moves from there. Without redundancy
     #[arg(long, value_name = "DONOR")]
     pub donor: Option<DonorId>,
-    /// A note about it, by which the manager decides nothing; once for each, up to 16
+    /// A note about it, by which the manager decides nothing; repeat it for more, up to 16
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
     /// Whether it is done.

@@ -195,7 +195,13 @@ impl Edit<'_> {
         let mut place_anywhere = || place_without(self.capacity, id, volume, old, &reaches, &others);
         let chosen = match elsewhere {
             Err(_) if is_lost && let Some(choice) = place_anywhere() => choice,
-            Err(Refusal::DonorFull { .. } | Refusal::NotEnough { .. } | Refusal::TooNarrow { .. }) => {
+            Err(
+                Refusal::DonorFull { .. }
+                | Refusal::DonorOutsidePool { .. }
+                | Refusal::DonorTooSlow { .. }
+                | Refusal::NotEnough { .. }
+                | Refusal::TooNarrow { .. },
+            ) => {
                 let VolumeSpec { pool, class, .. } = volume.spec.clone();
                 return Err(Refusal::NotElsewhere { pool, class, wanted: old.bytes, source: old.source.clone() });
             }

@@ -385,6 +385,12 @@ impl Capacity {
         self.offers.get(&source).map_or(Bytes::ZERO, |offer| self.free(&source, offer))
     }
 
+    /// Returns the class of a donor. `None` if it is not in this pool, or not in the topology.
+    pub(super) fn class_in(&self, pool: &PoolId, donor: &DonorId) -> Option<LatencyClass> {
+        let offer = self.offers.get(&Source::Slabs { donor: donor.clone() });
+        offer.filter(|offer| offer.pool == *pool).map(|offer| offer.class)
+    }
+
     /// Returns a donor, if a pick may take it.
     pub(super) fn only(&self, pick: &Pick<'_>, donor: &DonorId) -> Option<Found> {
         let source = Source::Slabs { donor: donor.clone() };

@@ -33,8 +33,7 @@ pub enum Refusal {
         /// The redundancy that was asked for.
         redundancy: Redundancy,
     },
-    /// The only donor that may hold a volume has less free than is asked for, is not in the volume's pool, or takes
-    /// nothing at this moment.
+    /// The only donor that may hold a volume has less free than is asked for, or takes nothing at this moment.
     DonorFull {
         /// The donor that was named.
         donor: DonorId,
@@ -42,6 +41,27 @@ pub enum Refusal {
         wanted: Bytes,
         /// The amount that is free there.
         free: Bytes,
+    },
+    /// The volume names the only donor that may hold it, and its width needs more than one.
+    DonorNotStriped {
+        /// The width that was asked for.
+        width: u16,
+    },
+    /// The only donor that may hold a volume is not in the volume's pool, or not in the topology.
+    DonorOutsidePool {
+        /// The donor that was named.
+        donor: DonorId,
+        /// The pool of the volume.
+        pool: PoolId,
+    },
+    /// The only donor that may hold a volume is slower than the volume may be.
+    DonorTooSlow {
+        /// The donor that was named.
+        donor: DonorId,
+        /// The class of the donor.
+        class: LatencyClass,
+        /// The slowest class that would have done.
+        wanted: LatencyClass,
     },
     /// The zone of the volume does not list the host.
     HostOutsideZone {
@@ -180,8 +200,21 @@ impl fmt::Display for Refusal {
             ),
             Self::DonorFull { donor, wanted, free } => write!(
                 f,
-                "donor {donor} has {free} free for this volume, {wanted} were asked for; ask for less, release volumes \
-                 there, name a donor of the volume's pool and class, or wait until the donor answers"
+                "donor {donor} has {free} free, but {wanted} was requested; ask for less, release volumes there, or \
+                 check that the donor answers and is not drained"
+            ),
+            Self::DonorNotStriped { width } => write!(
+                f,
+                "width {width} needs {width} donors, and the volume names one; leave out the donor, or the width"
+            ),
+            Self::DonorOutsidePool { donor, pool } => write!(
+                f,
+                "donor {donor} is not in pool {pool}, or has not registered; name another donor, or add it or start it"
+            ),
+            Self::DonorTooSlow { donor, class, wanted } => write!(
+                f,
+                "donor {donor} has class {class}, which is slower than {wanted}; name a faster donor, or ask for class \
+                 {class}"
             ),
             Self::HostOutsideZone { host, zone } => {
                 write!(f, "host {host} is not in zone {zone}; add it to the zone, or bind to one of its hosts")
@@ -207,12 +240,12 @@ impl fmt::Display for Refusal {
             ),
             Self::NotEnough { pool, class, wanted, free } => write!(
                 f,
-                "pool {pool} has {free} free at class {class} or faster, and {wanted} were asked for; add donors, \
+                "pool {pool} has {free} free at class {class} or faster, but {wanted} was requested; add donors, \
                  release volumes, or ask for less"
             ),
             Self::Quota { zone, quota, used, wanted } => write!(
                 f,
-                "zone {zone} uses {used} of its quota of {quota}, and {wanted} more were asked for; raise the quota, or \
+                "zone {zone} uses {used} of its quota of {quota}, but {wanted} more was requested; raise the quota, or \
                  release volumes of the zone"
             ),
             Self::Redundancy { redundancy } => write!(

@@ -113,6 +113,59 @@ fn redundancy_on_one_donor_is_refused_as_what_it_is() {
     }
 }
 
+/// Each of these was refused as if the donor were full, with the amount that it had free.
+#[test]
+fn a_donor_that_cannot_hold_a_volume_is_refused_for_its_own_reason() {
+    let topology = racks(4);
+    let mut capacity = fresh(&topology, |desired, _| {
+        let main = desired.pools.value_mut(&id("main")).expect("listed");
+        main.donors.remove(&id::<DonorId>("d0003"));
+        let other = crate::desired::Pool { donors: [id("d0003")].into(), devices: [].into(), overcommit_percent: 0 };
+        desired.pools.insert(id("other"), other);
+        desired.draining.insert(id("d0002"));
+    });
+    let mut refusal = |donor: &str, class, width, gib| {
+        let spec = spec(Bytes::gib(gib), Redundancy::None, FaultDomain::Host, width);
+        let refused = place(&mut capacity, &VolumeSpec { donor: Some(id(donor)), class, ..spec }).expect_err(donor);
+        refused.to_string()
+    };
+    assert_eq!(
+        refusal("d0001", LatencyClass::Tcp, 2, 2),
+        "width 2 needs 2 donors, and the volume names one; leave out the donor, or the width"
+    );
+    for donor in ["d0003", "d0099"] {
+        assert_eq!(
+            refusal(donor, LatencyClass::Tcp, 1, 1),
+            format!(
+                "donor {donor} is not in pool main, or has not registered; name another donor, or add it or start it"
+            )
+        );
+    }
+    assert_eq!(
+        refusal("d0001", LatencyClass::Rdma, 1, 1),
+        "donor d0001 has class tcp, which is slower than rdma; name a faster donor, or ask for class tcp"
+    );
+    let remedy = "ask for less, release volumes there, or check that the donor answers and is not drained";
+    assert_eq!(
+        refusal("d0001", LatencyClass::Tcp, 1, 65),
+        format!("donor d0001 has 64GiB free, but 65GiB was requested; {remedy}")
+    );
+    assert_eq!(
+        refusal("d0002", LatencyClass::Tcp, 1, 1),
+        format!("donor d0002 has 0B free, but 1GiB was requested; {remedy}")
+    );
+}
+
+/// A stripe of 2 MiB over two donors is one slab, which fits one donor; what is asked for is refused all the same.
+#[test]
+fn a_width_on_one_donor_is_refused_however_small_the_volume() {
+    let topology = racks(4);
+    let mut capacity = fresh(&topology, |_, _| ());
+    let spec = VolumeSpec { donor: Some(id("d0001")), ..spec(SLAB, Redundancy::None, FaultDomain::Host, 2) };
+    assert_eq!(place(&mut capacity, &spec), Err(Refusal::DonorNotStriped { width: 2 }));
+    place(&mut capacity, &VolumeSpec { width: 0, ..spec }).expect("a width of 0 is 1");
+}
+
 #[test]
 fn donors_that_drain_are_silent_or_unheard_get_nothing() {
     let topology = racks(4);

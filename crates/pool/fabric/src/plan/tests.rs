@@ -133,3 +133,37 @@ fn unknown_properties_are_refused() {
     let failure = serde_json::from_str::<Declaration>(&trick).expect_err("a Cyrillic letter").to_string();
     assert!(failure.contains("use only a-z"), "{failure}");
 }
+
+/// Returns a plan that changes only the labels of a volume, as text.
+fn labelled(name: &str, before: &[(&str, &str)], after: &[(&str, &str)]) -> String {
+    let with = |labels: &[(&str, &str)]| {
+        let mut volume = declaration().volumes[&id("scratch")].clone();
+        volume.spec.labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Declaration { volumes: [(id(name), volume)].into(), ..Declaration::default() }
+    };
+    let changes: Vec<String> = diff(&with(before), &with(after)).iter().map(Change::to_string).collect();
+    changes.join("; ")
+}
+
+#[test]
+fn a_change_of_labels_says_which_labels_change() {
+    let (before, after) =
+        ([("fm-vppb", "h1/3"), ("kept", "1"), ("owner", "ada")], [("fm-vppb", "h1/7"), ("kept", "1")]);
+    assert_eq!(labelled("v", &before, &after), "~ label volume v: fm-vppb=h1/7, owner removed");
+    assert_eq!(labelled("v", &[], &[("a", "x, release volume db")]), r#"~ label volume v: a="x, release volume db""#);
+    assert_eq!(labelled("v", &[], &[("a", "b=c"), ("", "\"")]), r#"~ label volume v: ""="\"", a="b=c""#);
+}
+
+/// Records of the audit log are cut at a length; what is shown of a volume's labels is bounded by less.
+#[test]
+fn a_change_of_many_long_labels_is_short_and_counts_what_it_leaves_out() {
+    let name = "v".repeat(crate::id::NAME_BYTES_MAX);
+    let long: Vec<(String, String)> =
+        (0..16).map(|number| (format!("{number:02}{}", "k".repeat(126)), "\u{202e}".repeat(42))).collect();
+    let mut long: Vec<(&str, &str)> = long.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let text = labelled(&name, &long, &[]);
+    assert!(text.len() < 300 && text.ends_with(" removed, and 15 more"), "{text}");
+    long[15] = ("fm-vppb", "h1/7");
+    let text = labelled(&name, &[], &long);
+    assert!(text.len() < 300 && text.ends_with(": fm-vppb=h1/7, and 15 more"), "{text}");
+}

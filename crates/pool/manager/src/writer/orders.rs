@@ -11,7 +11,7 @@ use super::posted::Answer;
 use super::{Done, Writer};
 use crate::accounts::random;
 use crate::manager_store::Entry;
-use crate::order::{Act, NotDone, Order, change, told};
+use crate::order::{Act, NotDone, Order, change, descriptions};
 use crate::tasks::volume_of;
 
 impl Writer {
@@ -48,7 +48,8 @@ impl Writer {
             // Its record is stored before the switch gets it.
             entries.push(Entry::new(&order.who, order.act.to_string()));
         } else if new != *desired {
-            entries.extend(told(&order.act, &done.changes).into_iter().map(|what| Entry::new(&order.who, what)));
+            entries
+                .extend(descriptions(&order.act, &done.changes).into_iter().map(|what| Entry::new(&order.who, what)));
             done.volumes = desired.volumes.differences(&new.volumes).into_iter().collect();
             *desired = new;
         }
@@ -81,7 +82,7 @@ impl Writer {
                 if !order.is_dry_run && !is_over && !done.changes.is_empty() {
                     let is_of_volumes = order.act.volume().is_some() || matches!(order.act, Act::Amend(_));
                     let volumes = is_of_volumes.then(|| done.volumes.iter().copied().collect());
-                    let mut texts = told(&order.act, &done.changes).into_iter();
+                    let mut texts = descriptions(&order.act, &done.changes).into_iter();
                     let what = texts.next().unwrap_or_default();
                     let what = if texts.next().is_some() { format!("{what}, and more") } else { what };
                     done.task = Some(self.tasks.add(what, order.who.clone(), volumes, now));

@@ -317,13 +317,18 @@ fn a_volume_of_one_donor_is_placed_there_and_stays() {
     assert_eq!(sources(&desired), ["donor d0003".to_owned()].into());
     edit(&topology, &mut desired, |edit| {
         let full = edit.grow(V, Bytes::gib(65)).expect_err("more than it has").to_string();
-        assert!(full.starts_with("donor d0003 has 4GiB free for this volume, 5GiB were asked for; "), "{full}");
+        assert!(full.starts_with("donor d0003 has 4GiB free, but 5GiB was requested; "), "{full}");
         let full = edit.create(VolumeId(2), id("w"), on("d0003", 5)).expect_err("more than is left").to_string();
         assert!(full.starts_with("donor d0003 has 4GiB free"), "{full}");
         edit.create(VolumeId(2), id("w"), on("d0003", 4)).expect("all that is left");
-        edit.create(VolumeId(3), id("x"), on("d0099", 1)).expect_err("there is no such donor");
-        edit.create(VolumeId(3), id("x"), VolumeSpec { class: LatencyClass::Rdma, ..on("d0004", 1) })
-            .expect_err("it is slower");
+        let outside = edit.create(VolumeId(3), id("x"), on("d0099", 1)).expect_err("there is no such donor");
+        assert!(
+            outside.to_string().starts_with("donor d0099 is not in pool main, or has not registered; "),
+            "{outside}"
+        );
+        let fast = VolumeSpec { class: LatencyClass::Rdma, ..on("d0004", 1) };
+        let slow = edit.create(VolumeId(3), id("x"), fast).expect_err("it is slower").to_string();
+        assert!(slow.starts_with("donor d0004 has class tcp, which is slower than rdma; "), "{slow}");
         edit.bind(V, &id("h0")).expect("bound");
     });
     // A drain waits: nobody else may have it.

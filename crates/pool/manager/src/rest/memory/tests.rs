@@ -3,11 +3,15 @@
 
 //! What volumes show while their hosts confirm nothing.
 
+use std::sync::Arc;
+
+use aquifer_fabric::{HostId, MemberLease, MemberReport, MemberState, Observed, Token, VolumeReport};
 use serde_json::{Value, json};
 
 use crate::accounts::Role;
 use crate::rest::Service;
 use crate::rest::fuzzing::{new_service, parse, reset};
+use crate::snapshot::Snapshot;
 
 const DB: &str = "/redfish/v1/Chassis/Pools/MemoryDomains/main/MemoryChunks/db";
 const RELEASED: &str = "/redfish/v1/Oem/Aquifer/ReleasedVolumes";
@@ -44,6 +48,37 @@ fn a_host_that_keeps_a_volume_is_shown_until_it_has_let_go_even_after_the_releas
     for other in ["db", "0000000000000000", "../db"] {
         assert_eq!(get(&format!("{RELEASED}/{other}")).0, 404, "{other}");
     }
+}
+
+/// Publishes other reports, as the writer does after a round.
+fn observe(service: &Service, change: impl FnOnce(&mut Observed)) {
+    let last = service.shared.snapshot();
+    let mut observed = Observed::clone(&last.observed);
+    change(&mut observed);
+    let next = Snapshot { observed: Arc::new(observed), ..Snapshot::clone(&last) };
+    *service.shared.snapshot.write().expect("no panic") = Arc::new(next);
+}
+
+#[test]
+fn a_volume_is_at_its_host_when_the_host_reports_it_and_unknown_before_the_first_report() {
+    let service = new_service();
+    let is_at_host = || ask(&service, "GET", DB, "").1["Oem"]["Aquifer"]["IsAtHost"].clone();
+    assert_eq!(is_at_host(), json!(false));
+    let host: HostId = "h000".parse().expect("a name");
+    let desired = Arc::clone(&service.shared.snapshot().desired);
+    let (id, volume) = desired.volume_named(&"db".parse().expect("a name")).expect("it is there");
+    let members = volume.places().map(|(place, member)| {
+        let (source, bytes, token) = (member.source.clone(), member.bytes, Token(1));
+        let lease = MemberLease { member: member.id, place, source, bytes, token };
+        (member.id, MemberReport { lease, state: MemberState::InSync })
+    });
+    let view = VolumeReport { members: members.collect(), ..VolumeReport::default() };
+    observe(&service, |observed| {
+        observed.hosts.value_mut(&host).expect("it has reported").volumes.insert(id, view);
+    });
+    assert_eq!(is_at_host(), json!(true));
+    observe(&service, |observed| drop(observed.hosts.remove(&host)));
+    assert_eq!(is_at_host(), json!(null), "a manager that was just started does not know");
 }
 
 #[test]

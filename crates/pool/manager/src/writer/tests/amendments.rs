@@ -24,16 +24,17 @@ fn changed(writer: &Writer) -> Vec<String> {
 fn records_and_tasks_say_what_was_changed_of_which_volumes() {
     let (mut writer, _) = start(&store(), |_, _| ());
     amend(&mut writer, serde_json::json!({ "v1": spec("256MiB"), "v2": spec("512MiB") })).expect("created");
-    let bind = serde_json::json!({ "v1": { "host": "h1" }, "v2": null });
+    let labels = serde_json::json!({ "fm-vppb": "h1/7" });
+    let bind = serde_json::json!({ "v1": { "host": "h1", "spec": { "labels": labels } }, "v2": null });
     let version = writer.desired.version;
     let done = amend(&mut writer, bind).expect("bound and released");
     assert_eq!((done.version, done.volumes.len()), (version + 1, 2));
     let said = changed(&writer);
-    let expected = "amy: release volume v2, bind volume v1 to host h1";
+    let expected = "amy: release volume v2, label volume v1: fm-vppb=h1/7, bind volume v1 to host h1";
     assert!(said.iter().any(|line| line == expected), "{said:?}");
     assert!(said.iter().any(|line| line.contains("create volume v1: 256MiB,")), "{said:?}");
     let task = writer.tasks.list.back().expect("a task");
-    assert_eq!(task.what, "release volume v2, bind volume v1 to host h1");
+    assert_eq!(format!("amy: {}", task.what), expected);
     assert_eq!(task.volumes.as_ref().map(|volumes| volumes.len()), Some(2));
 }
 
