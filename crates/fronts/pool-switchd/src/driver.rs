@@ -8,13 +8,12 @@
 //! program may be killed at any point: an order is one request to the manager, and what is stored there is what the
 //! next start finds.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::{Adopted, Ending, Order};
-use aquifer_cxl_switchd::{Failure, Server};
+use aquifer_cxl_switchd::Server;
 use aquifer_fmapi::ReturnCode;
 use serde_json::Value;
 
@@ -65,11 +64,6 @@ pub(crate) struct Driver {
     labels_wait: Option<Instant>,
 }
 
-/// Writes a line to standard error. Where that is full or closed, the line is lost.
-fn report(what: &str) {
-    let _ = writeln!(io::stderr(), "aquifer-pool-switchd: {what}");
-}
-
 impl Driver {
     /// Drives a switch at a pool's manager. Orders come from the switch.
     pub fn new(
@@ -82,18 +76,23 @@ impl Driver {
         Self { config, places, pool, server, orders, seen: None, shown: Adopted::default(), labels_wait: None }
     }
 
+    /// Has a line written to standard error, and does not wait for that.
+    fn report(&self, what: &str) {
+        self.server.report(what);
+    }
+
     /// Lets the switch take over what the manager has, for the first time.
-    pub fn start(&mut self) -> Result<(), Failure> {
+    pub fn start(&mut self) -> Result<(), Trouble> {
         let deadline = Instant::now() + START_WAIT_MAX;
         loop {
             match self.pool.check().and_then(|()| self.look()) {
                 Ok(view) => {
                     let unknown = view.map(|view| self.places.unknown(&view)).unwrap_or_default();
-                    unknown.iter().for_each(|line| report(line));
+                    unknown.iter().for_each(|line| self.report(line));
                     return Ok(());
                 }
                 // A manager that starts, too, has none of these.
-                Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble.failure),
+                Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble),
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
             }
         }
@@ -115,7 +114,7 @@ impl Driver {
             let looked = self.look();
             // Of several failures in a row, only the first one is reported.
             if let (Err(trouble), false) = (&looked, is_silent) {
-                report(&format!("the switch shows what was last known: {trouble}"));
+                self.report(&format!("the switch shows what was last known: {trouble}"));
             }
             is_silent = looked.is_err();
         }
@@ -145,7 +144,7 @@ impl Driver {
         let view = match self.pool.read() {
             Ok(view) => view,
             Err(trouble) => {
-                report(&format!("{order:?} is refused: {trouble}"));
+                self.report(&format!("{order:?} is refused: {trouble}"));
                 return Ending::Refused(ReturnCode::RETRY_REQUIRED);
             }
         };
@@ -159,7 +158,7 @@ impl Driver {
             let ending = if is_elsewhere { Ending::Refused(ReturnCode::INVALID_INPUT) } else { changed.ending };
             let why =
                 if is_elsewhere { "a volume of that name is in another pool; release it" } else { &changed.reason };
-            report(&format!("{order:?} ends with {ending:?}: {why}"));
+            self.report(&format!("{order:?} ends with {ending:?}: {why}"));
             return ending;
         }
         wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait, until))
@@ -190,7 +189,7 @@ impl Driver {
             std::thread::sleep(SETTLE_INTERVAL);
         }
         let (donor, ld_id) = &wait.ld;
-        report(&format!("LD {ld_id} of donor {donor} waits for its host; see 'aquifer fabric status'"));
+        self.report(&format!("LD {ld_id} of donor {donor} waits for its host; see 'aquifer fabric status'"));
         Ending::Unknown(ReturnCode::RETRY_REQUIRED)
     }
 
@@ -204,7 +203,7 @@ impl Driver {
         let changed = self.pool.change(&body);
         self.labels_wait = None;
         if changed.ending != Ending::Done {
-            report(&format!("no vPPB is written into labels: {}", changed.reason));
+            self.report(&format!("no vPPB is written into labels: {}", changed.reason));
             self.labels_wait = Some(Instant::now() + LABELS_INTERVAL);
         }
     }
