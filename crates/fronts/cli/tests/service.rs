@@ -10,11 +10,12 @@ use std::process::Command;
 
 use support::{aquifer, scratch, stdout};
 
-const UNITS: [&str; 5] = [
+const UNITS: [&str; 6] = [
     "aquifer-agent.service",
     "aquifer-donor.service",
     "aquifer-fabricd.service",
     "aquifer-metrics.service",
+    "aquifer-pool-switchd.service",
     "aquifer@.service",
 ];
 /// Files that change a unit where they are copied into its directory of drop-ins, and that unit.

@@ -4,8 +4,9 @@
 //! A blocking client of the fabric manager's REST interface, for the programs that steer a pool.
 //!
 //! `client.rs` sends a request and reads its answer, within limits of time and size; `address.rs` parses the manager's
-//! address; `connection.rs` connects, with TLS 1.3; `leader.rs` follows standbys to the leader; `failure.rs` describes
-//! a failure in one line. serde_json decodes the manager's answers.
+//! address; `connection.rs` connects, with TLS 1.3; `leader.rs` follows standbys to the leader; `collection.rs` reads
+//! all pages of a collection; `failure.rs` describes a failure in one line, and `plain.rs` makes what others have named
+//! fit to print. serde_json decodes the manager's answers.
 
 #![forbid(unsafe_code)]
 

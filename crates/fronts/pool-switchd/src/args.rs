@@ -3,11 +3,11 @@
 
 //! The command line, and how the switch, its sockets and its driver are made from it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use aquifer_cxl_switch::Switch;
-use aquifer_cxl_switchd::{DialectName, Failure, Server, Sockets, serve};
+use aquifer_cxl_switchd::{DialectName, Failure, Server, Sockets, serve, spawn};
 use aquifer_sys::notify::Notify;
 use clap::Parser;
 
@@ -30,6 +30,9 @@ const EXAMPLES: &str = "Examples:
   aquifer fmapi bind tcp:127.0.0.1 --vcs 0 --vppb 0 --port 0 --ld 3
   aquifer fmapi unbind tcp:127.0.0.1 --vcs 0 --vppb 0
   aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 0B
+
+Exit status: 0 help, version, check or configuration; 1 it could not start, and may later; 2 bad arguments or a bad
+configuration, or one that the manager refuses; 101 a bug.
 
 The FM API has no authentication: anyone who can connect can take, bind and release memory. Listen where only the
 clients that are meant can connect.";
@@ -82,12 +85,46 @@ pub struct Args {
     pub print_config: bool,
 }
 
+/// Why the program has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// What has failed, and what to do.
+    pub failure: Failure,
+    /// True where only a change of the arguments, of the configuration or of what the manager has helps: nobody should
+    /// start the program again before. It would lock its account with a wrong password.
+    pub is_final: bool,
+}
+
+impl Ended {
+    fn of_configuration(failure: Failure) -> Self {
+        Self { failure, is_final: true }
+    }
+
+    fn passing(failure: Failure) -> Self {
+        Self { failure, is_final: false }
+    }
+}
+
 /// Does what the arguments say: prints, or listens until a signal ends the process.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), Ended> {
     let Some(path) = args.config.as_deref().filter(|_| !args.print_config) else {
         print!("{EXAMPLE}");
         return Ok(());
     };
+    let (config, places, switch) = configured(args, path).map_err(Ended::of_configuration)?;
+    let pool = Pool::new(&config).map_err(Ended::of_configuration)?;
+    if args.check {
+        return Ok(());
+    }
+    let session = pool.session();
+    let ended = show(args, config.clone(), places, switch, pool);
+    // Where it cannot start. A signal ends it without that.
+    session.end(&config);
+    ended
+}
+
+/// Reads the configuration and the password, and makes the switch.
+fn configured(args: &Args, path: &Path) -> Result<(Config, Places, Switch), Failure> {
     let mut config = Config::read(path)?;
     if let Some(file) = &args.password_file {
         config.password_file.clone_from(file);
@@ -96,18 +133,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let limit_ns = u64::try_from(ORDER_WAIT_MAX.as_nanos()).unwrap_or(u64::MAX);
     let switch = Switch::driven(places.switch(&config), limit_ns)
         .map_err(|failure| Failure::new(format!("{}: {}", failure.place, failure.cause), failure.remedy))?;
-    let pool = Pool::new(&config)?;
-    if args.check {
-        return Ok(());
-    }
+    config.password()?;
+    Ok((config, places, switch))
+}
+
+/// Shows the pool until a signal ends the process, or until something fails.
+fn show(args: &Args, config: Config, places: Places, switch: Switch, pool: Pool) -> Result<(), Ended> {
     let (sender, orders) = channel();
     let server = Server::driven(switch, args.dialect.dialect(), args.connections, args.trace, sender);
     let mut driver = Driver::new(config, places, pool, server.clone(), orders);
     // Clients must not see an empty switch.
-    driver.start()?;
-    let thread = std::thread::Builder::new().name("driver".into()).spawn(move || driver.run());
-    thread.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))?;
+    driver.start().map_err(|trouble| Ended { failure: trouble.failure, is_final: trouble.is_final })?;
+    spawn("driver", move || driver.run()).map_err(Ended::passing)?;
     let listen = (!args.no_tcp).then_some(args.listen.as_str());
     let ready: fn() = || Notify::from_environment().ready("shows the pool as a CXL switch");
     serve(&server, &Sockets { listen, socket: args.socket.as_deref(), control: None, ready: Some(ready) })
+        .map_err(Ended::passing)
 }

@@ -27,6 +27,9 @@ const VPPBS_MAX: u8 = 32;
 /// minute, and the requests to the manager take time, too.
 const SETTLE_SECONDS_MAX: u64 = 40;
 
+/// What to correct where systemd has copied the password's file for the unit.
+const COPIED: &str = "the file that LoadCredential= of the unit names, and restart the unit";
+
 /// An example, with every setting.
 pub(crate) const EXAMPLE: &str = r#"# The fabric manager. https needs the authorities to trust: ca = "FILE".
 url = "http://127.0.0.1:7443"
@@ -136,6 +139,12 @@ fn names<T: std::str::FromStr<Err: Display> + Ord + Clone>(
     list.iter().map(parse).collect()
 }
 
+/// Returns whether a file is systemd's copy of a credential, of which a unit has a new one only after a restart.
+/// `credentials` is the directory of these copies.
+fn is_copy(file: &Path, credentials: Option<&Path>) -> bool {
+    credentials.is_some_and(|directory| file.starts_with(directory))
+}
+
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Self, Failure> {
@@ -177,15 +186,31 @@ impl Config {
         names("hosts", &self.hosts)
     }
 
+    fn is_copy(&self) -> bool {
+        let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        is_copy(&self.password_file, credentials.as_deref())
+    }
+
+    /// Says where an operator corrects the password that the program reads.
+    pub(crate) fn password_place(&self) -> String {
+        match self.is_copy() {
+            true => format!("the password in {COPIED}"),
+            false => format!("the password in password-file, {}", self.password_file.display()),
+        }
+    }
+
     /// Reads the password.
     pub(crate) fn password(&self) -> Result<String, Failure> {
         let name = self.password_file.display();
-        let remedy = "name a file whose first line is the account's password";
+        let remedy = || match self.is_copy() {
+            true => format!("write the account's password into {COPIED}"),
+            false => "name a file whose first line is the account's password".into(),
+        };
         let text = small_file::read_text(&self.password_file, BYTES_MAX)
-            .map_err(|error| Failure::new(format!("{name}: {error}"), remedy))?;
+            .map_err(|error| Failure::new(format!("{name}: {error}"), remedy()))?;
         match text.lines().next() {
             Some(line) if !line.is_empty() => Ok(line.to_owned()),
-            _ => Err(Failure::new(format!("{name}: its first line is empty"), remedy)),
+            _ => Err(Failure::new(format!("{name}: its first line is empty"), remedy())),
         }
     }
 }
@@ -205,6 +230,15 @@ mod tests {
         assert_eq!((config.donors.len(), config.hosts.len(), config.vppbs), (2, 2, 16));
         let free = Config::parse(&EXAMPLE.replace("\"d1\", \"d2\"", "\"d1\", \"\", \"d3\"")).expect("a free port");
         assert_eq!(free.donors().expect("names")[1], None);
+    }
+
+    #[test]
+    fn a_copy_of_the_password_is_told_from_the_file_that_has_to_be_corrected() {
+        let (file, copies) =
+            (Path::new("/run/credentials/x.service/password"), Path::new("/run/credentials/x.service"));
+        assert!(is_copy(file, Some(copies)));
+        assert!(!is_copy(Path::new("/etc/aquifer/fmapi-password"), Some(copies)));
+        assert!(!is_copy(file, None));
     }
 
     #[test]

@@ -9,13 +9,12 @@
 //! next start finds.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::{Adopted, AdoptedBinding, Ending, Order, Progress};
-use aquifer_cxl_switchd::{Failure, Server};
+use aquifer_cxl_switchd::Server;
 use aquifer_fmapi::ReturnCode;
 use serde_json::Value;
 
@@ -70,11 +69,6 @@ pub(crate) struct Driver {
     labels_wait: BTreeMap<Ld, Instant>,
 }
 
-/// Writes a line to standard error. Where that is full or closed, the line is lost.
-fn report(what: &str) {
-    let _ = writeln!(io::stderr(), "aquifer-pool-switchd: {what}");
-}
-
 impl Driver {
     /// Drives a switch at a pool's manager. Orders come from the switch.
     pub fn new(
@@ -96,18 +90,23 @@ impl Driver {
         }
     }
 
+    /// Has a line written to standard error, and does not wait for that.
+    fn report(&self, what: &str) {
+        self.server.report(what);
+    }
+
     /// Lets the switch take over what the manager has, for the first time.
-    pub fn start(&mut self) -> Result<(), Failure> {
+    pub fn start(&mut self) -> Result<(), Trouble> {
         let deadline = Instant::now() + START_WAIT_MAX;
         loop {
             match self.pool.check().and_then(|()| self.look()) {
                 Ok(view) => {
                     let unknown = view.map(|view| self.places.unknown(&view)).unwrap_or_default();
-                    unknown.iter().for_each(|line| report(line));
+                    unknown.iter().for_each(|line| self.report(line));
                     return Ok(());
                 }
                 // A manager that starts, too, has none of these.
-                Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble.failure),
+                Err(trouble) if trouble.is_final || Instant::now() >= deadline => return Err(trouble),
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
             }
         }
@@ -134,7 +133,7 @@ impl Driver {
             }
             // Of several failures in a row, only the first one is reported.
             if let (Err(trouble), false) = (&looked, is_silent) {
-                report(&format!("the switch shows what was last known: {trouble}"));
+                self.report(&format!("the switch shows what was last known: {trouble}"));
             }
             is_silent = looked.is_err();
         }
@@ -173,7 +172,7 @@ impl Driver {
         let view = match self.pool.read() {
             Ok(view) => view,
             Err(trouble) => {
-                report(&format!("{order:?} is refused: {trouble}"));
+                self.report(&format!("{order:?} is refused: {trouble}"));
                 return Ending::Refused(ReturnCode::RETRY_REQUIRED);
             }
         };
@@ -186,7 +185,7 @@ impl Driver {
             let is_elsewhere = changed.is_stale && self.is_still_planned(order, &body);
             let ending = if is_elsewhere { Ending::Refused(ReturnCode::INVALID_INPUT) } else { changed.ending };
             let why = if is_elsewhere { "another pool has a volume of that name; release it" } else { &changed.reason };
-            report(&format!("{order:?} ends with {ending:?}: {why}"));
+            self.report(&format!("{order:?} ends with {ending:?}: {why}"));
             return ending;
         }
         wait.map_or(Ending::Done, |wait| self.wait_until_settled(&wait, until))
@@ -217,7 +216,7 @@ impl Driver {
             std::thread::sleep(SETTLE_INTERVAL);
         }
         let (donor, ld_id) = &wait.ld;
-        report(&format!("LD {ld_id} of donor {donor} is still waiting for its host; see 'aquifer fabric status'"));
+        self.report(&format!("LD {ld_id} of donor {donor} is still waiting for its host; see 'aquifer fabric status'"));
         Ending::Unknown(ReturnCode::RETRY_REQUIRED)
     }
 
@@ -246,7 +245,7 @@ impl Driver {
                 _ => return,
             };
             if wait == LABEL_REFUSED_PAUSE {
-                report(&format!(
+                self.report(&format!(
                     "cannot write the vPPB into the label of LD {} of donor {}: {}",
                     ld.1, ld.0, changed.reason
                 ));

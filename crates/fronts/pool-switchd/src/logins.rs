@@ -20,6 +20,9 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 /// How long a login that may have been carried out, and was not answered, is not repeated.
 const UNANSWERED_PAUSE: Duration = Duration::from_secs(2);
 
+/// Why there is no session after a login that has succeeded.
+const ENDED: &str = "the manager ended the session right after the login";
+
 struct Login {
     at: Instant,
     password: String,
@@ -38,7 +41,7 @@ impl Logins {
     pub fn check(&self, now: Instant, password: &str) -> Result<(), Trouble> {
         let Some(last) = &self.last else { return Ok(()) };
         let (pause, trouble) = match &last.trouble {
-            None => (SESSION_MIN, Trouble::passing("its session has ended at once", "look at the manager's log")),
+            None => (SESSION_MIN, Trouble::passing(ENDED, "look at the manager's log")),
             // Nothing has reached a manager.
             Some(trouble) if trouble.is_unsent => return Ok(()),
             Some(trouble) if trouble.is_refusal && last.password != password => return Ok(()),
@@ -71,7 +74,7 @@ mod tests {
     fn logins_are_as_far_apart_as_their_end_demands() {
         let trouble = Trouble::passing("it failed", "look");
         let refused = Trouble { is_refusal: true, ..trouble.clone() };
-        assert_eq!(after(None, "old"), Some(10), "a session that ended at once");
+        assert_eq!(after(None, "old"), Some(10), "a session that ended right after the login");
         assert_eq!(after(Some(trouble.clone()), "old"), Some(2));
         assert_eq!(after(Some(refused.clone()), "old"), Some(60));
         assert_eq!(after(Some(refused), "new"), Some(0), "another password may be right");

@@ -3,8 +3,8 @@
 
 //! The `aquifer-pool-switchd` command.
 //!
-//! Exit codes: 0 help, version, check or configuration; 1 it could not start, or lost a thread; 2 invalid arguments;
-//! 101 one of its threads has panicked, which is a bug. A signal ends it by its default action; nothing is left behind
+//! Exit codes: 0 help, version, check or configuration; 1 it could not start, or lost a thread; 2 bad arguments or a bad
+//! configuration, or one that the manager refuses, so that the unit does not start it again; 101 one of its threads has panicked, which is a bug. A signal ends it by its default action; nothing is left behind
 //! but its sockets' files, which the next start replaces.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+/// The exit code where nobody should start the program again.
+const USAGE: u8 = 2;
 /// The exit code of a Rust program that has panicked.
 const PANICKED: i32 = 101;
 
@@ -24,9 +26,9 @@ fn main() -> ExitCode {
     }));
     match aquifer_pool_switchd::run(&aquifer_pool_switchd::Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("aquifer-pool-switchd: {failure}");
-            ExitCode::FAILURE
+        Err(ended) => {
+            eprintln!("aquifer-pool-switchd: {}", ended.failure);
+            if ended.is_final { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

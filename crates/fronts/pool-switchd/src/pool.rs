@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::logins::Logins;
-use crate::trouble::Trouble;
+use crate::session::Session;
+use crate::trouble::{Trouble, is_refusal};
 use crate::view::{Answers, Ld, VOLUME_PREFIX, View, VolumeView, volume_name, volume_of};
 
 /// How long the manager may take for one answer. A manager stores a change within milliseconds.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
 const ACCOUNTS: &str = "/redfish/v1/AccountService/Accounts";
 const ENDPOINTS: &str = "/redfish/v1/Fabrics/Aquifer/Endpoints";
@@ -49,6 +50,7 @@ pub(crate) struct Pool {
     client: Client,
     config: Config,
     logins: Logins,
+    session: Session,
     /// The path of the pool's volumes.
     path: String,
 }
@@ -60,9 +62,10 @@ fn ending(status: u16) -> Ending {
         STALE => Ending::Refused(ReturnCode::RETRY_REQUIRED),
         507 => Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED),
         429 => Ending::Refused(ReturnCode::RETRY_REQUIRED),
-        400..500 => Ending::Refused(ReturnCode::INVALID_INPUT),
-        // Nobody leads, or the writer has not answered, and may still carry it out. A repetition finds that out.
-        503 => Ending::Unknown(ReturnCode::RETRY_REQUIRED),
+        status if is_refusal(status) => Ending::Refused(ReturnCode::INVALID_INPUT),
+        // It asks to wait, or names another manager. Or nobody leads, or the writer has not answered, and may still
+        // carry it out. A repetition finds that out.
+        400..500 | 503 => Ending::Unknown(ReturnCode::RETRY_REQUIRED),
         _ => Ending::Unknown(ReturnCode::INTERNAL_ERROR),
     }
 }
@@ -73,7 +76,12 @@ impl Pool {
         let client = Client::new(&config.url, config.ca.as_deref(), &config.members);
         let client = client.map_err(|unanswered| Trouble::of(&unanswered).failure)?.with_wait(ANSWER_WAIT_MAX);
         let path = format!("{POOLS}/{}/MemoryChunks", config.pool);
-        Ok(Self { client, config: config.clone(), logins: Logins::default(), path })
+        Ok(Self { client, config: config.clone(), logins: Logins::default(), session: Session::default(), path })
+    }
+
+    /// Returns its session, for who ends it.
+    pub fn session(&self) -> Session {
+        self.session.clone()
     }
 
     fn log_in(&mut self) -> Result<(), Trouble> {
@@ -86,7 +94,7 @@ impl Pool {
         let trouble = answer.as_ref().err().map(|unanswered| self.of_login(unanswered));
         // From the end on, because a late answer is a reason to wait.
         self.logins.note(Instant::now(), password, trouble.clone());
-        self.client.token = answer.ok().and_then(|answer| answer.token);
+        self.client.token = answer.ok().and_then(|answer| self.session.note(answer));
         // What waits for the login was not sent.
         trouble.map_or(Ok(()), |trouble| Err(Trouble { is_unsent: true, ..trouble }))
     }
@@ -97,8 +105,8 @@ impl Pool {
         let cause = format!("the manager refuses account {account}: {}", trouble.failure.cause);
         match unanswered.status {
             Some(401) => {
-                let file = self.config.password_file.display();
-                Trouble::of_configuration(cause, format!("correct account, or the password in password-file, {file}"))
+                let remedy = format!("correct account, or {}", self.config.password_place());
+                Trouble::of_configuration(cause, remedy)
             }
             // The remedy says how long to wait.
             Some(429) => Trouble { failure: Failure { cause, ..trouble.failure }, ..trouble },
@@ -127,7 +135,8 @@ impl Pool {
         let found = self.in_session(|client| client.find(&format!("{ACCOUNTS}/{account}")))?;
         let role = found.and_then(|answer| answer.body["RoleId"].as_str().map(str::to_owned)).unwrap_or_default();
         if !ROLES.contains(&role.as_str()) {
-            let cause = format!("account {account} has the role {role} and cannot change volumes");
+            let has = if role.is_empty() { "no role".to_owned() } else { format!("the role {role}") };
+            let cause = format!("account {account} has {has} and cannot change volumes");
             return Err(Trouble::of_configuration(cause, "give it the role Operator, or correct account"));
         }
         self.in_session(|client| client.find(&format!("{POOLS}/{pool}")))?.ok_or_else(|| self.no_pool())?;
@@ -215,6 +224,8 @@ mod tests {
             assert_eq!(ending(status) == Ending::Done, (200..300).contains(&status), "{status}");
         }
         assert_eq!(ending(507), Ending::Refused(ReturnCode::RESOURCES_EXHAUSTED));
-        assert_eq!(ending(503), Ending::Unknown(ReturnCode::RETRY_REQUIRED));
+        for status in [408, 421, 425, 503] {
+            assert_eq!(ending(status), Ending::Unknown(ReturnCode::RETRY_REQUIRED), "{status}");
+        }
     }
 }

@@ -5,8 +5,9 @@
 //! failures.
 //!
 //! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: two for each
-//! connection, one that advances the switch's time, and one that writes the trace. `server.rs` has the threads,
-//! `peer.rs` the connections, `control.rs` the commands of the control socket, `args.rs` the command line.
+//! connection, one that advances the switch's time, and one that writes to standard error. `server.rs` has the threads,
+//! `stderr.rs` the lines for standard error, `peer.rs` the connections, `control.rs` the commands of the control
+//! socket, `args.rs` the command line.
 
 #![forbid(unsafe_code)]
 
@@ -15,8 +16,8 @@ mod control;
 mod listen;
 mod peer;
 mod server;
-mod trace;
+mod stderr;
 
 pub use args::{Args, DialectName, Failure, run};
-pub use listen::{Sockets, serve};
+pub use listen::{Sockets, serve, spawn};
 pub use server::Server;

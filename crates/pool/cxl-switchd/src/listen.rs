@@ -3,8 +3,7 @@
 
 //! The sockets that managers and testers connect to. Each listener has a thread; the caller waits for all of them.
 
-use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -37,17 +36,21 @@ pub struct Sockets<'a> {
 /// Listens on all sockets that the arguments ask for. Returns only if one of them cannot be opened, or a thread fails.
 pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure> {
     let mut listeners: Vec<thread::JoinHandle<()>> = Vec::new();
+    let written = Arc::clone(server);
+    // It is not waited for: it may wait for the reader of standard error for ever.
+    spawn("stderr", move || written.write_stderr())?;
     if let Some(path) = sockets.socket {
         let (listener, server) = (unix(path, "--socket")?, Arc::clone(server));
         println!("listening on {}", path.display());
-        listeners
-            .push(spawn("socket", move || accept(|| listener.accept().map(|(it, _)| it), |it| managed(&server, it)))?);
+        listeners.push(spawn("socket", move || {
+            accept(&server, || listener.accept().map(|(it, _)| it), |it| managed(&server, it))
+        })?);
     }
     if let Some(path) = sockets.control {
         let (listener, server) = (unix(path, "--control")?, Arc::clone(server));
         println!("controlled by {}", path.display());
         listeners.push(spawn("control", move || {
-            accept(|| listener.accept().map(|(it, _)| it), |it| control::serve(&server, it));
+            accept(&server, || listener.accept().map(|(it, _)| it), |it| control::serve(&server, it));
         })?);
     }
     if let Some(address) = sockets.listen {
@@ -60,6 +63,7 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
         let server = Arc::clone(server);
         listeners.push(spawn("tcp", move || {
             accept(
+                &server,
                 || listener.accept().map(|(it, _)| it),
                 |it| {
                     // Without it, answers are only later.
@@ -69,9 +73,6 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
             );
         })?);
     }
-    let traced = Arc::clone(server);
-    // It is not waited for: without `--trace`, it ends at once.
-    spawn("trace", move || traced.write_trace())?;
     let server = Arc::clone(server);
     listeners.push(spawn("time", move || server.let_time_pass())?);
     if let Some(ready) = sockets.ready {
@@ -90,12 +91,12 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread:
     started.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))
 }
 
-fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
+fn accept<S>(server: &Server, mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
     loop {
         match next() {
             Ok(stream) => take(stream),
             Err(error) => {
-                report(&format!("cannot accept a connection: {error}; raise the limit of open files"));
+                server.report(&format!("cannot accept a connection: {error}; raise the limit of open files"));
                 thread::sleep(ACCEPT_RETRY);
             }
         }
@@ -106,16 +107,8 @@ fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
 fn managed(server: &Arc<Server>, stream: impl Stream) {
     let served = Arc::clone(server);
     if let Err(failure) = served.admit(Box::new(stream)) {
-        report(&failure.to_string());
+        server.report(&failure.to_string());
     }
-}
-
-/// Writes a line to standard error, after the name of the program that serves the switch. Where that is full or closed,
-/// the line is lost, and the switch goes on: `eprintln!` would end it.
-fn report(what: &str) {
-    let name = std::env::args_os().next().and_then(|path| Path::new(&path).file_name().map(OsStr::to_owned));
-    let name = name.unwrap_or_else(|| "aquifer-cxl-switchd".into());
-    let _ = writeln!(io::stderr(), "{}: {what}", name.display());
 }
 
 /// Listens on a socket at a path. Replaces a socket there that nobody listens on any more.

@@ -7,12 +7,14 @@
 //! lock, `state`, and no thread waits for a peer while it holds it. Only the thread that reads a connection waits for
 //! that peer to read: the others leave what they have for it in its outbox.
 //!
-//! A trace is written by a thread of its own (`trace.rs`), because its reader may be slow.
+//! Standard error is written to by a thread of its own (`stderr.rs`), because its reader may be slow.
 //!
 //! What a driven switch orders goes to its driver, on a thread of the driver's own, which then calls
 //! [`Server::conclude`] and, whenever it has read its state, [`Server::adopt`].
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +26,7 @@ use clap::ValueEnum;
 use crate::args::Failure;
 use crate::listen::spawn;
 use crate::peer::{Peer, Stream};
-use crate::trace::Trace;
+use crate::stderr::Stderr;
 
 /// After this time, a connection without a message gives its place to the next one, if there is no other place.
 const SILENT_MAX: Duration = Duration::from_secs(5);
@@ -93,8 +95,10 @@ pub struct Server {
     dialect: &'static Dialect,
     connections_max: usize,
     hosts: Hosts,
-    /// What is printed to standard error, with `--trace`.
-    trace: Option<Trace>,
+    /// What is printed to standard error.
+    stderr: Stderr,
+    /// Whether a trace is printed there.
+    is_traced: bool,
     /// Where a driven switch's orders go.
     driver: Option<Sender<(u64, Order)>>,
 }
@@ -143,7 +147,8 @@ impl Server {
             dialect,
             connections_max: connections.into(),
             hosts,
-            trace: is_traced.then(Trace::default),
+            stderr: Stderr::default(),
+            is_traced,
             driver,
         }
     }
@@ -309,7 +314,7 @@ impl Server {
         let mut at = 0;
         while let Some(effect) = outcome.effects.get(at).cloned() {
             at += 1;
-            if self.trace.is_some() {
+            if self.is_traced {
                 self.say(&format!("{effect:?}"));
             }
             if self.hosts == Hosts::Wait {
@@ -358,16 +363,22 @@ impl Server {
     }
 
     fn say(&self, what: &str) {
-        if let Some(trace) = &self.trace {
-            trace.say(format!("{:>14} {what}", self.now_ns()));
+        if self.is_traced {
+            self.stderr.say(format!("{:>14} {what}", self.now_ns()));
         }
     }
 
-    /// Writes the trace, if there is one. Returns at once if there is none, and otherwise never.
-    pub fn write_trace(&self) {
-        if let Some(trace) = &self.trace {
-            trace.write();
-        }
+    /// Has a line written to standard error, after the name of the program, and does not wait for that. Where standard
+    /// error is full or closed, the line is lost.
+    pub fn report(&self, what: &str) {
+        let name = std::env::args_os().next().and_then(|path| Path::new(&path).file_name().map(OsStr::to_owned));
+        let name = name.unwrap_or_else(|| "aquifer-cxl-switchd".into());
+        self.stderr.say(format!("{}: {what}", name.display()));
+    }
+
+    /// Writes what is reported and traced to standard error. Never returns.
+    pub fn write_stderr(&self) {
+        self.stderr.write();
     }
 
     /// Ends background operations and sends late answers when they are due. Never returns.

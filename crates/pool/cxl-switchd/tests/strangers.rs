@@ -25,6 +25,8 @@ const CONNECTIONS: usize = 3000;
 const TRACED: usize = 4000;
 /// How long a manager waits for an answer while nobody reads the trace.
 const TRACED_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the thread that fills a pipe may take.
+const FILLED: Duration = Duration::from_millis(200);
 
 fn is_served(stream: TcpStream) -> bool {
     let message = Message::request(1, &Request::Identify(Identify {}), &Dialect::STANDARD);
@@ -149,6 +151,40 @@ fn a_trace_that_nobody_reads_does_not_stop_the_switch() {
     unread.read_to_string(&mut traced).unwrap();
     let line = "an FM API command came as MCTP type 8; send it as type 7";
     assert!(traced.lines().next().unwrap().ends_with(line), "{traced}");
+}
+
+/// Returns the end of a full pipe that is written to, and the other one, which nobody reads.
+fn full_pipe() -> (std::fs::File, std::io::PipeReader) {
+    let (unread, errors) = std::io::pipe().unwrap();
+    let errors = std::fs::File::from(std::os::fd::OwnedFd::from(errors));
+    let mut filled = errors.try_clone().unwrap();
+    // Its thread waits for room until the reading end is closed.
+    std::thread::spawn(move || while filled.write_all(&[b'\n'; 4096]).is_ok() {});
+    std::thread::sleep(FILLED);
+    (errors, unread)
+}
+
+/// A report of a connection that was turned away waited for whoever reads standard error, and with `--trace` for the
+/// line that was just written there: nobody was served any more.
+#[test]
+fn a_report_that_nobody_reads_does_not_stop_the_switch() {
+    for (name, arguments) in [("report", &["--connections", "1"][..]), ("both", &["--connections", "1", "--trace"])] {
+        let (errors, unread) = full_pipe();
+        let running = Running::with_errors(name, arguments, |_| errors);
+        let mut manager = Client::new(running.tcp(), &Dialect::STANDARD);
+        assert!(manager.ask(&Request::Identify(Identify {})).is_ok());
+        // It is not answered, but traced.
+        manager.send(&Request::IdentifySwitch(IdentifySwitch {}), MessageType::ComponentCommand);
+        assert!(manager.ask(&Request::Identify(Identify {})).is_ok());
+        for _ in 0..3 {
+            let stranger = running.tcp();
+            stranger.set_read_timeout(Some(TRACED_TIME_MAX)).unwrap();
+            let begun = Instant::now();
+            assert!(!is_served(stranger), "there is one place");
+            assert!(begun.elapsed() < TRACED_TIME_MAX, "{name}: nobody is accepted, or turned away");
+        }
+        drop((running, unread));
+    }
 }
 
 #[test]

@@ -14,7 +14,9 @@ use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
 use crate::fake::{Fake, error, healthy};
-use crate::site::{ACCOUNTS, Front, PASSWORD, SEEN_MAX, Site, new_directory, refused_start, write_config};
+use crate::site::{
+    ACCOUNTS, Front, PASSWORD, SEEN_MAX, Site, failed_start, new_directory, refused_start, write_config,
+};
 
 /// A start that cannot succeed ends long before the 30 s that it waits for a manager.
 const AT_ONCE: Duration = Duration::from_secs(15);
@@ -51,6 +53,7 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
         assert!(text.contains(cause) && text.contains(remedy), "{text}");
         assert!(took < AT_ONCE, "{to}: {took:?}");
         assert_eq!(text.lines().count(), 1, "{text}");
+        assert_eq!(sessions(&site), 0, "{to}: it has logged out");
         site.configure(to, from);
     }
     std::fs::write(site.directory.join("password"), "another password\n").expect("written");
@@ -62,6 +65,47 @@ fn a_start_that_cannot_succeed_ends_at_once_and_says_why() {
     site.configure("[\"d0000\", \"d0099\"]", &format!("[{}]", names.join(", ")));
     let (text, _) = refused_start(&site.directory);
     assert!(text.contains("donors: 17 names are listed; list 1 to 16"), "{text}");
+}
+
+/// The unit restarted a program that could not start every two seconds: a wrong password locked the account, and
+/// anything else made a session each time.
+#[test]
+fn a_start_that_fails_leaves_no_session_and_is_repeated_only_where_that_may_help() {
+    let site = Site::without_front("leaves");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let (text, code) = failed_start(&site.directory, &["--listen", &address]);
+    assert!(text.contains(&format!("cannot listen on {address}")), "{text}");
+    assert_eq!((code, sessions(&site)), (Some(1), 0), "the port may become free");
+    let unit = include_str!("../../../../../packaging/aquifer-pool-switchd.service");
+    assert!(unit.contains("\nRestart=on-failure\nRestartPreventExitStatus=2\n"), "{unit}");
+}
+
+#[test]
+fn a_check_reads_the_password() {
+    let directory = new_directory("check");
+    write_config(&directory, "http://127.0.0.1:1");
+    let file = directory.join("password");
+    std::fs::write(&file, "\n").expect("written");
+    let (text, code) = failed_start(&directory, &["--check"]);
+    assert!(text.contains("its first line is empty; name a file whose first line"), "{text}");
+    assert_eq!(code, Some(2));
+    std::fs::remove_file(&file).expect("removed");
+    let (text, code) = failed_start(&directory, &["--check"]);
+    assert!(text.contains("password: No such file"), "{text}");
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn an_account_without_a_role_is_refused_in_words() {
+    let fake = Fake::start(|method, path| match path.ends_with("/fmapi") {
+        true => (200, json!({})),
+        false => healthy(method, path),
+    });
+    let directory = new_directory("role");
+    write_config(&directory, &fake.url);
+    let (text, _) = refused_start(&directory);
+    assert!(text.contains("account fmapi has no role and cannot change volumes; give it"), "{text}");
 }
 
 /// Starts a server that shakes hands with its certificate and then says nothing. Returns its port and the certificate.

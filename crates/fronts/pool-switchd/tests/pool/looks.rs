@@ -6,13 +6,14 @@
 //!
 //! It read all donors, hosts and volumes each second, which cost the manager more the more volumes it had, for nothing.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::fake::{Fake, healthy};
+use crate::fake::{Fake, error, healthy};
 use crate::site::{CHANGE, Front, Site, new_directory, write_config};
 
 #[test]
@@ -43,6 +44,29 @@ fn what_has_not_changed_is_read_every_ten_seconds() {
     assert_eq!((fake.count("GET MemoryChunks"), fake.count("GET Endpoints")), (1, 1), "after {took:?}");
     wait_for("GET MemoryChunks", 2, Duration::from_secs(30));
     assert!(fake.count("GET Aquifer") > 8, "the whole is read now and then, too");
+}
+
+/// The first line that could not be written stopped the program for ever.
+#[test]
+fn a_report_that_nobody_reads_stops_nothing() {
+    let fake = Fake::start(healthy);
+    let directory = new_directory("unread");
+    write_config(&directory, &fake.url);
+    let (_unread, errors) = std::io::pipe().expect("a pipe");
+    let errors = std::fs::File::from(std::os::fd::OwnedFd::from(errors));
+    let mut filled = errors.try_clone().expect("a file");
+    let _front = Front::with_errors(&directory, |_| errors);
+    // Its thread waits for room until the test ends.
+    std::thread::spawn(move || while filled.write_all(&[b'\n'; 4096]).is_ok() {});
+    std::thread::sleep(Duration::from_millis(200));
+    // It reports that the manager fails.
+    fake.answer(|_, _| (500, error("it is broken")));
+    fake.forget();
+    let begun = Instant::now();
+    while fake.count("GET Aquifer") < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it asks no more");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub const PEERS: &str = "donors = 2\nhosts = 2\ndonor-capacity = \"64GiB\"\n";
 /// Fronts that are started again and again log in each time.
 const SESSIONS: &str = "[sessions]\nlogins-per-minute = 10000\n";
 pub const PASSWORD: &str = "a long password";
+const ANY_PORT: [&str; 2] = ["--listen", "127.0.0.1:0"];
 
 #[derive(Debug, Parser)]
 struct Fmapi {
@@ -59,28 +60,39 @@ pub fn write_config(directory: &Path, url: &str) {
 
 fn program(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-pool-switchd"));
-    command.arg("--config").arg(directory.join("front.toml")).args(["--listen", "127.0.0.1:0"]);
+    command.arg("--config").arg(directory.join("front.toml"));
     command
 }
 
-/// Runs a front that cannot start. Returns its error and how long that took.
+/// Runs a front that cannot start with its configuration. Returns its error and how long that took.
 pub fn refused_start(directory: &Path) -> (String, Duration) {
     let begun = Instant::now();
-    let mut command = program(directory);
-    let output = command.output().expect("it starts");
-    let text = String::from_utf8(output.stderr).expect("text");
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("aquifer-pool-switchd: ") && text.contains("; "), "{text}");
+    let (text, code) = failed_start(directory, &ANY_PORT);
+    assert_eq!(code, Some(2), "the unit must not restart it: {text}");
     (text, begun.elapsed())
+}
+
+/// Runs a front that ends by itself. Returns its error and its exit code.
+pub fn failed_start(directory: &Path, arguments: &[&str]) -> (String, Option<i32>) {
+    let mut command = program(directory);
+    let output = command.args(arguments).output().expect("it starts");
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert!(text.starts_with("aquifer-pool-switchd: ") && text.contains("; "), "{text}");
+    (text, output.status.code())
 }
 
 impl Front {
     pub fn start(directory: &Path) -> Front {
+        Front::with_errors(directory, |file| std::fs::File::create(file).expect("a file"))
+    }
+
+    /// Works like the function above, with another standard error than a file.
+    pub fn with_errors(directory: &Path, open: impl FnOnce(&Path) -> std::fs::File) -> Front {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let errors = directory.join(format!("errors-{number}"));
         let mut command = program(directory);
-        command.stdout(Stdio::piped()).stderr(std::fs::File::create(&errors).expect("a file"));
+        command.args(ANY_PORT).stdout(Stdio::piped()).stderr(open(&errors));
         let mut child = command.spawn().expect("it starts");
         let line = BufReader::new(child.stdout.take().expect("a pipe")).lines().next();
         let line = line.unwrap_or_else(|| panic!("it ends: {:?}", std::fs::read_to_string(&errors)));
@@ -145,9 +157,15 @@ pub struct Client(pub String);
 impl Client {
     /// Runs `aquifer fmapi COMMAND PEER …`. Returns its JSON, or its error.
     pub fn fmapi(&self, line: &str) -> Result<Value, String> {
+        // The machine of a test may be busy.
+        self.fmapi_as_is(&format!("{line} --wait 20000"))
+    }
+
+    /// Works like the function above, and waits for answers as long as the command does by itself.
+    pub fn fmapi_as_is(&self, line: &str) -> Result<Value, String> {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let words = ["fmapi", command, &self.0].into_iter().chain(rest.split_whitespace());
-        let args = Fmapi::try_parse_from(words.chain(["--json", "--wait", "20000"])).expect(line);
+        let args = Fmapi::try_parse_from(words.chain(["--json"])).expect(line);
         let outcome = aquifer_fmapi_cli::run(&args.fmapi).map_err(|failure| failure.line)?;
         assert_eq!(outcome.code, 0, "{line}: {}", outcome.output);
         Ok(serde_json::from_str(&outcome.output).expect("JSON"))

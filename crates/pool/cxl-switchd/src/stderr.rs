@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `--trace` prints. Any thread adds lines without waiting, also while it has the switch locked; one thread writes
-//! them to standard error. If nobody reads that, further lines are lost, and their number is written later.
+//! Lines for standard error: what the program reports and, with `--trace`, the trace. Any thread adds lines without
+//! waiting, also while it has the switch locked; one thread writes them. If nobody reads that, further lines are lost,
+//! and their number is written later.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -17,14 +18,14 @@ struct Lines {
     lost: u64,
 }
 
-/// The lines of a trace.
+/// The lines for standard error.
 #[derive(Default)]
-pub struct Trace {
+pub struct Stderr {
     lines: Mutex<Lines>,
     added: Condvar,
 }
 
-impl Trace {
+impl Stderr {
     /// Adds a line, unless too many wait.
     pub fn say(&self, line: String) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +40,7 @@ impl Trace {
     /// Writes lines as they come. Never returns.
     pub fn write(&self) {
         loop {
-            // A trace that cannot be written does not end the switch.
+            // Lines that cannot be written do not end the switch.
             let _ = io::stderr().write_all(self.next().as_bytes());
         }
     }
@@ -51,7 +52,7 @@ impl Trace {
         let Lines { waiting, lost } = std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner));
         let mut text: String = waiting.into_iter().map(|line| line + "\n").collect();
         if lost > 0 {
-            text += &format!("{lost} lines of the trace were lost; read it faster\n");
+            text += &format!("{lost} lines were lost; the reader of standard error is too slow\n");
         }
         text
     }
@@ -63,15 +64,14 @@ mod tests {
 
     #[test]
     fn lines_that_nobody_reads_are_lost_and_counted() {
-        let trace = Trace::default();
+        let stderr = Stderr::default();
         for number in 0..LINES_MAX + 3 {
-            trace.say(number.to_string());
+            stderr.say(number.to_string());
         }
-        let text = trace.next();
-        assert!(
-            text.starts_with("0\n1\n") && text.ends_with("\n1023\n3 lines of the trace were lost; read it faster\n")
-        );
-        trace.say("later".into());
-        assert_eq!(trace.next(), "later\n");
+        let text = stderr.next();
+        let lost = "\n1023\n3 lines were lost; the reader of standard error is too slow\n";
+        assert!(text.starts_with("0\n1\n") && text.ends_with(lost), "{text}");
+        stderr.say("later".into());
+        assert_eq!(stderr.next(), "later\n");
     }
 }
