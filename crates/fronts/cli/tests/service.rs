@@ -21,9 +21,10 @@ const UNITS: [&str; 6] = [
 /// Files that change a unit where they are copied into its directory of drop-ins, and that unit.
 const DROP_INS: [(&str, &str); 1] = [("aquifer-agent-cxl.conf", "aquifer-agent.service")];
 /// Where the units have their programs. The command line stands for each, since systemd asks that they exist.
-const PROGRAMS: [&str; 3] = [
+const PROGRAMS: [&str; 4] = [
     "/usr/local/libexec/aquifer/aquifer-agentd",
     "/usr/local/libexec/aquifer/aquifer-fabricd",
+    "/usr/local/libexec/aquifer/aquifer-pool-switchd",
     "/usr/local/bin/aquifer",
 ];
 
