@@ -227,7 +227,9 @@ impl Driver {
         let now = Instant::now();
         self.labels_wait.retain(|_, until| *until > now);
         let changes = labels(view, &self.places, was, &self.shown);
-        let due = changes.filter(|(ld, ..)| !self.labels_wait.contains_key(*ld)).take(LABELS_PER_LOOK);
+        // That a binding is over is seen only once.
+        let is_due = |(ld, _, label): &(&Ld, _, Value)| label.is_null() || !self.labels_wait.contains_key(*ld);
+        let due = changes.filter(is_due).take(LABELS_PER_LOOK);
         let due: Vec<(Ld, Value)> = due
             .map(|(ld, volume, label)| {
                 let change = Change { ld: ld.clone(), change: labelled(label), found: Some(volume) };

@@ -132,11 +132,9 @@ fn a_name_that_another_pool_has_is_refused_for_good() {
     assert_eq!(status, 200, "{answer}");
     let line = front.refused("allocate --port 0 --ld 3 --size 256MiB");
     assert!(line.contains("Invalid Input"), "{line}");
-    assert!(
-        front.said().iter().any(|line| line.contains("another pool has a volume of that name")),
-        "{:?}",
-        front.said()
-    );
+    front.see("it says why", |front| {
+        front.said().iter().any(|line| line.contains("another pool has a volume of that name"))
+    });
     site.finish(front);
 }
 
