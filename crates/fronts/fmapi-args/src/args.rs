@@ -51,7 +51,10 @@ pub struct FmapiArgs {
 pub enum FmapiCommand {
     /// Give a logical device of a multi-logical device some of its memory, or take it back
     #[command(after_long_help = "\
-A logical device that is bound keeps its size. What it had before is lost.
+A logical device that is bound keeps its size. Its earlier contents are lost.
+
+The answer to the allocation itself may take a minute, unless --wait is given: a switch that shows a
+donor pool asks the manager of the pool first.
 
 Examples:
   aquifer fmapi allocate tcp:10.0.0.7 --port 1 --ld 2 --size 4GiB
@@ -156,9 +159,9 @@ pub struct Peer {
     /// Its dialect: standard, QEMU, OpenCIS or Jackrabbit [default: detected from its first answer]
     #[arg(long, value_name = "NAME")]
     pub dialect: Option<String>,
-    /// How long to wait for an answer, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
-    pub wait: u64,
+    /// How long to wait for an answer, in milliseconds [default: 2000]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub wait: Option<u64>,
     /// The minimum time between two commands, in milliseconds, for devices that need a pause
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=60_000))]
     pub gap: u64,

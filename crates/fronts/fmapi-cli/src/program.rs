@@ -48,6 +48,9 @@ impl fmt::Display for Failure {
     }
 }
 
+/// How long an allocation may take, unless `--wait` says otherwise: `aquifer-pool-switchd` ends one after 55 s, because
+/// it is carried out at the pool's manager. A client that gave up before would not know whether the memory is taken.
+const ALLOCATION_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The code of a check that found departures.
 const DEPARTS: u8 = 3;
 
@@ -90,8 +93,12 @@ fn named(name: &str) -> Result<&'static Dialect, Failure> {
 fn connect(args: &Peer) -> Result<(Client, Option<&'static Dialect>), Failure> {
     let address: PeerAddress = args.peer.parse().map_err(usage)?;
     let dialect = args.dialect.as_deref().map(named).transpose()?;
-    let limits =
-        Limits { answer: Duration::from_millis(args.wait), gap: Duration::from_millis(args.gap), ..Limits::default() };
+    let usual = Limits::default();
+    let limits = Limits {
+        answer: args.wait.map_or(usual.answer, Duration::from_millis),
+        gap: Duration::from_millis(args.gap),
+        ..usual
+    };
     let transport = address.open(limits.connect).map_err(failed)?;
     let mut client = Client::new(transport, SystemClock::shared(), limits);
     if let Some(file) = &args.trace {
@@ -254,6 +261,9 @@ fn allocate(args: &Allocate) -> Result<Outcome, Failure> {
             return Err(NotAllocated(format!("{size} is no multiple of {unit}, the device's granularity; give one")));
         }
         let allocations = vec![LdAllocation { range_1: size.0 / unit, range_2: 0 }];
+        if args.peer.wait.is_none() {
+            client.wait_for_answers(ALLOCATION_WAIT_MAX);
+        }
         Ok(client.set_ld_allocations(&path, &SetLdAllocations { first_ld_id: args.ld, allocations })?)
     })?;
     let Allocate { port, ld, .. } = *args;

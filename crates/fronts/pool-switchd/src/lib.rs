@@ -12,8 +12,8 @@
 //! Pure are `config.rs` (the file), `places.rs` (who is at which port), `view.rs` (what the manager's answers say),
 //! `adoption.rs` (a view as the state of a switch), `labels.rs` (which vPPB the manager keeps for a volume),
 //! `amendment.rs` (an order as a request to the manager), `settling.rs` (when that is carried out), `logins.rs` (when
-//! to log in again) and `trouble.rs` (whether a repetition helps). `pool.rs` speaks to the manager, and `session.rs` logs
-//! out; `driver.rs` carries out orders and looks for changes, on one thread. The switch and its sockets are
+//! to log in again) and `trouble.rs` (whether a repetition helps). `pool.rs` speaks to the manager, and `session.rs`
+//! logs out; `driver.rs` carries out orders and looks for changes, on one thread. The switch and its sockets are
 //! `aquifer-cxl-switch` and `aquifer-cxl-switchd`.
 
 #![forbid(unsafe_code)]

@@ -48,8 +48,8 @@ impl Trouble {
     }
 }
 
-/// Returns whether a status says that the request is refused, for a login, a read and a change alike. The others ask to wait, name another manager, or are
-/// the manager's own failure.
+/// Returns whether a status says that the request is refused, for a login, a read and a change alike. The others ask to
+/// wait, name another manager, or are the manager's own failure.
 pub(crate) fn is_refusal(status: u16) -> bool {
     (400..500).contains(&status) && ![408, 421, 425].contains(&status)
 }

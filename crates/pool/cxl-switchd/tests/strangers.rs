@@ -164,7 +164,7 @@ fn full_pipe() -> (std::fs::File, std::io::PipeReader) {
     (errors, unread)
 }
 
-/// A report of a connection that was turned away waited for whoever reads standard error, and with `--trace` for the
+/// A report of a connection that was turned away waited for the reader of standard error, and with `--trace` for the
 /// line that was just written there: nobody was served any more.
 #[test]
 fn a_report_that_nobody_reads_does_not_stop_the_switch() {

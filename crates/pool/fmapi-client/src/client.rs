@@ -73,6 +73,11 @@ impl Client {
         self.dialect = dialect;
     }
 
+    /// Waits at most this long for each answer from now on.
+    pub fn wait_for_answers(&mut self, answer: Duration) {
+        self.limits.answer = answer;
+    }
+
     /// Sends no command from this time of its clock on, so that a task of many commands has a limit, too.
     pub fn end_by(&mut self, end_at: Duration) {
         self.end_at = Some(end_at);

@@ -201,3 +201,19 @@ fn an_order_is_whole_when_the_manager_stands_still() {
     }
     site.finish(front);
 }
+
+/// The client gave up after two seconds, and the memory was taken all the same.
+#[test]
+fn an_allocation_waits_for_a_manager_that_is_slow() {
+    let (site, front) = Site::start("slow");
+    let pid = Pid::from_raw(site.daemon.id() as i32);
+    kill(pid, Signal::SIGSTOP).expect("it runs");
+    let client = front.client();
+    let order = std::thread::spawn(move || client.fmapi_as_is("allocate --port 0 --ld 0 --size 256MiB"));
+    // Longer than a client waits for other answers, and shorter than the front waits for the manager's.
+    std::thread::sleep(Duration::from_millis(3500));
+    kill(pid, Signal::SIGCONT).expect("it is there");
+    let outcome = order.join().expect("no panic");
+    assert!(outcome.is_ok(), "{outcome:?}");
+    site.finish(front);
+}
