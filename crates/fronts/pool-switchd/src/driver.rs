@@ -257,8 +257,8 @@ impl Driver {
     }
 }
 
-/// Returns how long a label is left alone after it was written. Programs before one pool wait for different times, so
-/// that two that disagree do not go on for ever.
+/// Returns how long a label is left alone after it was written. Programs in front of one pool wait for different times,
+/// so that two that disagree do not go on for ever.
 fn label_pause() -> Duration {
     LABEL_PAUSE + Duration::from_secs(u64::from(std::process::id() % 10))
 }

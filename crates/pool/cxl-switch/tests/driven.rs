@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A driven switch: what it orders, what its managers are told until the driver has answered and afterwards, and what
-//! it takes over.
+//! A driven switch: which orders it gives to its driver, how it answers its managers before and after the driver ends
+//! an order, and which state it adopts.
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program before a manager with simulated donors and hosts, and `aquifer fmapi` as its client.
+//! The program in front of a manager with simulated donors and hosts, and `aquifer fmapi` as its client.
 //!
 //! `shown.rs`: what it shows, takes and gives back, and what others change. `logins.rs`: sessions, passwords, and
 //! configurations that do not fit the manager. `looks.rs`: what it asks of the manager. `clients.rs`: several clients,
