@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fread and fwrite: for large requests the C library passes the program's own buffer to the kernel, by a call that no
-//! wrapper sees. See `transfers.rs` for why that must not happen.
+//! fread and fwrite: for requests larger than the stream's buffer, the C library passes the program's own buffer to the
+//! kernel, by a call that no wrapper sees. See `transfers.rs` for why that must not happen.
 //!
 //! A large request is made in pieces, and the stream is locked around all of them, as in the C library: see
 //! flockfile(3). A thread may be cancelled in it, which unlocks the stream.
@@ -15,13 +15,18 @@ use crate::calls::Early;
 use crate::libc_functions;
 use crate::start::instance;
 
-/// The size of one piece. An arbitrary choice: above a few pages, the size of one copy in the C library does not
-/// matter.
-const BOUNCE_BYTES: usize = 256 << 10;
+/// The largest piece. Above a few pages, the size of one copy in the C library does not matter; a smaller allocation
+/// than 128 KiB needs no mapping of its own (`own_allocator.rs`).
+const BOUNCE_BYTES_MAX: usize = 64 << 10;
+/// The smallest buffer of a stream with which the C library copies what is less than a whole buffer (glibc 2.36,
+/// `_IO_new_file_xsputn`).
+const COPYING_BUFFER_BYTES_MIN: usize = 128;
 
 unsafe extern "C-unwind" {
     fn flockfile(file: *mut libc::FILE);
     fn funlockfile(file: *mut libc::FILE);
+    /// The size of a stream's buffer; 0 before its first use. See stdio_ext(3).
+    fn __fbufsize(file: *mut libc::FILE) -> usize;
 }
 
 /// A stream that the calling thread has locked, until this value is dropped.
@@ -46,6 +51,17 @@ impl Drop for Locked {
 
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_pin(start as usize, len))
+}
+
+/// Whether the C library copies `total` bytes through the stream's own buffer, so that the kernel never sees the
+/// program's. Then a bounce buffer would only be a second copy, and dear for a program that writes line by line.
+///
+/// # Safety
+/// The stream is open, and locked by the calling thread or used by no other.
+unsafe fn copies(file: *mut libc::FILE, total: usize) -> bool {
+    // SAFETY: the caller's promise.
+    let buffer_bytes = unsafe { __fbufsize(file) };
+    buffer_bytes >= COPYING_BUFFER_BYTES_MIN && total < buffer_bytes
 }
 
 /// Announces the C library's own call, during which the pager may start. Called before [`needs_bounce`], because this
@@ -77,10 +93,15 @@ unsafe fn read_items(
     let Some(fread) = (unsafe { libc_functions::fread_unlocked() }) else { return 0 };
     // SAFETY: the caller's promise: the stream is open until the function returns.
     let _locked = locks.then(|| unsafe { Locked::new(file) });
-    let mut bounce = vec![0u8; BOUNCE_BYTES];
+    // SAFETY: the stream is open, and locked here or, as in fread_unlocked(3), used by this thread alone.
+    if unsafe { copies(file, total) } {
+        // SAFETY: the caller's promise.
+        return unsafe { fread(buffer, size, count, file) };
+    }
+    let mut bounce = vec![0u8; total.min(BOUNCE_BYTES_MAX)];
     let mut done = 0;
     while done < total {
-        let want = (total - done).min(BOUNCE_BYTES);
+        let want = (total - done).min(bounce.len());
         // SAFETY: the bounce buffer has room for `want` bytes; the file is the program's.
         let came = unsafe { fread(bounce.as_mut_ptr().cast(), 1, want, file) };
         // SAFETY: the program's buffer has room for `total` bytes.
@@ -116,10 +137,15 @@ unsafe fn write_items(
     let Some(fwrite) = (unsafe { libc_functions::fwrite_unlocked() }) else { return 0 };
     // SAFETY: the caller's promise: the stream is open until the function returns.
     let _locked = locks.then(|| unsafe { Locked::new(file) });
-    let mut bounce = vec![0u8; BOUNCE_BYTES];
+    // SAFETY: the stream is open, and locked here or, as in fwrite_unlocked(3), used by this thread alone.
+    if unsafe { copies(file, total) } {
+        // SAFETY: the caller's promise.
+        return unsafe { fwrite(buffer, size, count, file) };
+    }
+    let mut bounce = vec![0u8; total.min(BOUNCE_BYTES_MAX)];
     let mut done = 0;
     while done < total {
-        let want = (total - done).min(BOUNCE_BYTES);
+        let want = (total - done).min(bounce.len());
         // SAFETY: the program's buffer holds `total` bytes, the bounce buffer has room for `want`.
         unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>().add(done), bounce.as_mut_ptr(), want) };
         // SAFETY: the file is the program's.
