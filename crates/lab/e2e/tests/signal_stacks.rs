@@ -348,3 +348,52 @@ fn a_handler_above_the_frame_it_interrupts_leaves_the_calls_memory_pinned() {
         must(pthread_join(thread, NULL) == 0 && handled == 3, "pthread_join");"#,
     );
 }
+
+#[test]
+fn a_program_that_asks_the_kernel_itself_keeps_the_stack_that_it_finds() {
+    // As Go's runtime does on each thread of a program with C. Its handler compares its frame with that stack, and ended
+    // the program.
+    with_stacks(
+        "found-stack",
+        "static __thread stack_t found; static __thread int came; static pthread_barrier_t turn;
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            char here, *at = &here, *low = found.ss_sp;
+            must(number == SIGUSR1 && at > low && at < low + found.ss_size, \"the stack that was found\");
+            all(data, data ? 1 << 20 : 0, 3, \"in a handler\");
+            came++;
+        }
+        static void ask(void) {
+            must(direct(SYS_sigaltstack, 0, (long)&found, 0, 0, 0, 0) == 0, \"direct\");
+            if (!(found.ss_flags & SS_DISABLE)) return;
+            found = (stack_t){.ss_sp = malloc(STACK), .ss_size = STACK};
+            must(direct(SYS_sigaltstack, (long)&found, 0, 0, 0, 0, 0) == 0, \"none was found\");
+        }
+        static void *on_a_thread(void *none) {
+            ask();
+            pthread_kill(pthread_self(), SIGUSR1);
+            pthread_barrier_wait(&turn);
+            pthread_barrier_wait(&turn);
+            for (int i = 0; i < 3; i++) pthread_kill(pthread_self(), SIGUSR1), all(data, 8 << 20, 3, \"on a thread\");
+            must(came == 4, \"on a thread\");
+            return none;
+        }",
+        r#"
+        ask();
+        handle(SIGUSR1, on_signal, SA_ONSTACK | SA_RESTART);
+        raise(SIGUSR1);
+        pthread_t thread;
+        pthread_barrier_init(&turn, NULL, 2);
+        must(pthread_create(&thread, NULL, on_a_thread, NULL) == 0, "thread");
+        pthread_barrier_wait(&turn);
+        data = evicted_filled(8 << 20, 3);
+        raise(SIGUSR1);
+        pthread_barrier_wait(&turn);
+        press();
+        for (int i = 0; i < 3; i++) raise(SIGUSR1), all(data, 8 << 20, 3, "afterwards");
+        must(pthread_join(thread, NULL) == 0 && came == 5, "came");
+        /* What it sets itself counts from then on. */
+        use_stack(0);
+        found = (stack_t){.ss_sp = stack, .ss_size = STACK};
+        raise(SIGUSR1);"#,
+    );
+}

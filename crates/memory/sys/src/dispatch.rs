@@ -202,6 +202,11 @@ pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
+/// Whether threads arm themselves: a thread that starts from now on traps before its first call.
+pub fn is_enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
 /// Whether this thread is the one that its thread-local memory describes. False in a child of vfork(2), which shares it
 /// with a thread of its parent: what it noted there about its own calls would later be mistaken for its parent's.
 fn is_owner() -> bool {

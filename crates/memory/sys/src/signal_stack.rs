@@ -10,10 +10,12 @@
 //! program's handlers (SA_ONSTACK) to where the program wants them.
 //!
 //! A program that makes the system call directly, before calls trap, bypasses this. The next handler of Aquifer's that
-//! interrupts it finds the program's stack in its context, and [sets Aquifer's again](reclaim).
+//! interrupts it finds the program's stack in its context, and [sets Aquifer's again](reclaim). If such a program only
+//! asks, it finds Aquifer's stack, and may expect its handlers there; so until it sets its own, they run there.
 //!
 //! Threads: any that was [given](give) a stack; others use the alternate stack that the kernel has for them.
 
+use crate::dispatch;
 use crate::raw::{Errno, syscall};
 use crate::thread_slot;
 
@@ -34,6 +36,9 @@ pub(crate) struct Stacks {
     programs_len: usize,
     /// Whether the program's stack has SS_AUTODISARM.
     disarms: bool,
+    /// Whether the program may take Aquifer's stack for its own: it was there before the thread's calls trapped, and
+    /// the program has set none since. Go's runtime asks the kernel when a thread begins, and uses what it finds.
+    passes_for_programs: bool,
     /// The thread that they belong to: a child of clone(2) with CLONE_VM may share this memory, and has no such stack.
     thread: u32,
     /// The program's stack pointer at the trapped call in progress; stale if there is none.
@@ -68,6 +73,7 @@ impl Stacks {
         self.programs_start = if enabled { new.ss_sp as usize } else { 0 };
         self.programs_len = if enabled { new.ss_size } else { 0 };
         self.disarms = enabled && new.ss_flags & SS_AUTODISARM != 0;
+        self.passes_for_programs = false;
     }
 }
 
@@ -86,7 +92,8 @@ fn tell_kernel(stack: &libc::stack_t) -> Result<usize, Errno> {
 /// # Safety
 /// The range is mapped, and not used by anything else until then.
 pub unsafe fn give(start: usize, len: usize) {
-    let stacks = Stacks { start, end: start + len, thread: this_thread(), ..Stacks::default() };
+    let passes_for_programs = !dispatch::is_enabled();
+    let stacks = Stacks { start, end: start + len, thread: this_thread(), passes_for_programs, ..Stacks::default() };
     thread_slot::set_signal_stacks(stacks);
     let _ = tell_kernel(&stack(start, len, 0));
 }
@@ -143,11 +150,16 @@ pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t,
     Ok(old)
 }
 
-/// Whether exactly one of two addresses lies on the alternate stack that the program has set for this thread. That may
-/// be any part of the thread's own stack, above or below the frames that its handlers interrupt.
+/// Whether exactly one of two addresses lies on the alternate stack on which this thread's handlers run: the one that
+/// the program has set, or Aquifer's where that passes for it. The former may be any part of the thread's own stack,
+/// above or below the frames that its handlers interrupt.
 pub fn divides(one: usize, other: usize) -> bool {
     let stacks = thread_slot::signal_stacks();
-    let is_there = |address: usize| address.wrapping_sub(stacks.programs_start) < stacks.programs_len;
+    let (start, len) = match stacks.passes_for_programs {
+        true => (stacks.start, stacks.end - stacks.start),
+        false => (stacks.programs_start, stacks.programs_len),
+    };
+    let is_there = |address: usize| address.wrapping_sub(start) < len;
     is_there(one) != is_there(other)
 }
 
@@ -222,7 +234,7 @@ const REST_BYTES_MIN: usize = 96 << 10;
 pub(crate) fn range_for(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<StackRange> {
     let mut stacks = thread_slot::signal_stacks();
     let has_alternate = wants_alternate && stacks.programs_len > 0;
-    if !stacks.is_ours(frame) {
+    if !stacks.is_ours(frame) || wants_alternate && stacks.passes_for_programs {
         return None;
     }
     let top = stacks.programs_start.saturating_add(stacks.programs_len);
@@ -285,8 +297,11 @@ mod tests {
 
     #[test]
     fn the_programs_stack_divides_the_stack_that_it_is_a_part_of() {
-        on_a_thread_with_a_stack(|_| {
-            assert!(!divides(0x11000, 0x20000), "the program has no stack");
+        on_a_thread_with_a_stack(|ours| {
+            assert!(divides(ours + 4096, 0x20000), "ours passes for the program's");
+            assert!(!divides(0x11000, 0x20000) && !divides(ours, ours + 4096));
+            exchange(Some(&stack(0, 0, libc::SS_DISABLE)), 0).unwrap();
+            assert!(!divides(0x11000, 0x20000) && !divides(ours, 0x20000), "the program has no stack");
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
             assert!(divides(0x11000, 0x20000) && divides(0xf000, 0x11000));
             assert!(!divides(0x11000, 0x11800) && !divides(0xf000, 0x20000));
@@ -299,6 +314,9 @@ mod tests {
             let (frame, outside) = (ours + LEN - 4096, 0x90000);
             let found =
                 |frame, interrupted, alternate| range_for(frame, interrupted, alternate).map(|to| (to.top, to.lowest));
+            assert_eq!(found(frame, outside, true), None, "the program may have found ours, and rely on it");
+            assert_eq!(found(frame, outside, false), Some((outside - 128, 0)));
+            exchange(Some(&stack(0, 0, libc::SS_DISABLE)), 0).unwrap();
             assert_eq!(found(frame, outside, true), Some((outside - 128, 0)), "the program has no stack");
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
             assert_eq!(found(frame, outside, true), Some((0x12000, 0x10000)));
