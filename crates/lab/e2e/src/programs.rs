@@ -89,7 +89,7 @@ impl Program {
 }
 
 /// All programs.
-pub const ALL: [Program; 21] = [
+pub const ALL: [Program; 22] = [
     Program { name: "redis", judge: redis::judge },
     Program { name: "sqlite", judge: shell::sqlite },
     Program { name: "sort", judge: shell::sort },
@@ -108,6 +108,7 @@ pub const ALL: [Program; 21] = [
     Program { name: "perl", judge: languages::perl },
     Program { name: "sbcl", judge: languages::sbcl },
     Program { name: "erlang", judge: languages::erlang },
+    Program { name: "go", judge: languages::go },
     Program { name: "luajit", judge: languages::luajit },
     Program { name: "r", judge: languages::r },
     Program { name: "polars", judge: languages::polars },

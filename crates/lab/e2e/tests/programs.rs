@@ -63,6 +63,7 @@ programs! {
     perl "perl";
     sbcl "sbcl";
     erlang "erlang";
+    go "go";
     luajit "luajit";
     r "r";
     polars "polars";

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Language runtimes with their own allocators, signals and stacks: PHP, Ruby, Perl, SBCL, Erlang, LuaJIT, R, and
+//! Language runtimes with their own allocators, signals and stacks: PHP, Ruby, Perl, SBCL, Erlang, Go, LuaJIT, R, and
 //! polars in CPython.
 //!
 //! Their programs, in `crates/lab/e2e/programs/`, check what they stored and report errors in their exit status. Their
 //! output must match a native run's.
 
+use std::path::Path;
 use std::process::Command;
 
 use super::interpreters;
@@ -72,6 +73,24 @@ pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
     let size = trial.size(40_000, 500_000).to_string();
     let arguments = ["-noshell", "-noinput", "+S", "2", "-pa", &directory, "-s", "heap", "main", &size];
     trial.same(&erl, &arguments, || Ok(String::new()))
+}
+
+/// A Go program with C: its runtime makes its system calls itself, sends itself signals, and compares the stacks of its
+/// handlers with those that it has found. (A Go program without C is linked statically, and refused.)
+pub fn go(trial: &Trial) -> Result<Verdict, String> {
+    let compiler = match installed(&["go"]) {
+        Ok(compiler) => compiler,
+        Err(skipped) => return Ok(skipped),
+    };
+    let (source, program) = (trial.write("heap.go", include_str!("../../programs/heap.go"))?, trial.path("heap"));
+    let mut command = Command::new(compiler);
+    command.args(["build", "-o", &program, &source]).env("CGO_ENABLED", "1").env("GOCACHE", trial.path("cache"));
+    let compiled = command.output().map_err(|error| error.to_string())?;
+    if !compiled.status.success() {
+        return Err(format!("heap.go does not compile: {}", String::from_utf8_lossy(&compiled.stderr)));
+    }
+    let size = trial.size(60_000, 1_000_000).to_string();
+    trial.same(Path::new(&program), &[&size], || Ok(String::new()))
 }
 
 /// LuaJIT maps its memory itself, below 2 GiB in some builds.
