@@ -42,11 +42,10 @@ fn is_equalised(contender: &Contender) -> bool {
     matches!(contender, Contender::Swap(_) | Contender::MmapFile)
 }
 
-/// The contenders of ours that run once before the rounds; none if nothing is compared with them, or if the program
-/// does not report its memory. With several processes, one alone reports.
+/// The contenders of ours that run once before the rounds; none if nothing is compared with them, or if one of several
+/// processes alone reports its memory. That of a user's own program is sampled.
 pub fn to_calibrate<'c>(workload: &Workload, contenders: &[&'c Contender]) -> Vec<&'c Contender> {
-    let reports = !workload.is_own() && workload.processes == 1;
-    let is_of_use = reports && contenders.iter().any(|contender| is_equalised(contender));
+    let is_of_use = workload.processes == 1 && contenders.iter().any(|contender| is_equalised(contender));
     contenders.iter().copied().filter(|contender| is_of_use && is_measured(contender)).collect()
 }
 
@@ -97,9 +96,10 @@ impl EqualMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contender::SwapKind;
     use crate::ratios::Better;
     use crate::record::tests::run;
-    use crate::workload;
+    use crate::{user_program, workload};
 
     fn step(contender: &str) -> Step {
         Step {
@@ -170,5 +170,8 @@ mod tests {
         assert!(names("bfs", "dram,aquifer-flash,umap").is_empty());
         assert!(names("redis-save", all).is_empty(), "one of its processes alone reports its memory");
         assert_eq!(names("lookup", "blocking,contexts,mmap-file"), ["blocking", "contexts"]);
+        let own = user_program::workload(vec!["sh".into()]).expect("there is a shell");
+        let limited = [Contender::AquiferFlash, Contender::Swap(SwapKind::Disk)];
+        assert_eq!(to_calibrate(own, &limited.iter().collect::<Vec<_>>()), [&limited[0]], "its memory is sampled");
     }
 }

@@ -117,7 +117,15 @@ impl Bench<'_> {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
         wait_for_idle(&self.settings.dir, self.interrupt)?;
-        let finished = process::run(command, self.settings.timeout, self.interrupt)?;
+        // A program of the user's own reports nothing, so its memory is sampled, but in no run that is compared.
+        let samples = step.workload.is_own() && step.is_calibration;
+        let mut sampled_bytes = 0;
+        let finished = process::run_watched(command, self.settings.timeout, self.interrupt, &mut |process| {
+            if samples {
+                sampled_bytes = sampled_bytes.max(user_program::resident(process));
+            }
+        })?;
+        run.peak_resident_bytes = samples.then_some(sampled_bytes);
         let measured = cgroup.as_ref().map_or_else(Measured::default, Cgroup::measured);
         run.wall_seconds = finished.wall.as_secs_f64();
         run.cgroup_peak_bytes = measured.peak_bytes;

@@ -104,7 +104,7 @@ pub fn figure(finished: &Finished) -> Figure {
 
 /// Resident memory of a process and its descendants that is not backed by a file. Memory shared by several processes
 /// counts once for each.
-fn resident(root: u32) -> u64 {
+pub fn resident(root: u32) -> u64 {
     let mut found = BTreeSet::from([root]);
     let mut new = vec![root];
     let mut sum = 0;
