@@ -24,6 +24,7 @@ pub mod counterfactual;
 pub mod graph;
 pub mod instant;
 pub mod instant_program;
+mod merge_sort;
 pub mod model;
 pub mod opt;
 pub mod outcome;

@@ -10,6 +10,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     graph::{self, Size, Visits},
+    merge_sort,
     random::{Random, Zipf},
 };
 
@@ -68,6 +69,8 @@ pub enum Workload {
     Phase,
     /// The same, visited in random order.
     PhaseRandom,
+    /// A merge sort of pointers to lines, by two threads.
+    Sort,
     /// STREAM triad: read `b` and `c`, write `a`, in step.
     Triad,
     /// Uniformly random.
@@ -80,7 +83,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 12] = [
+    pub const ALL: [Workload; 13] = [
         Workload::Cyclic,
         Workload::Triad,
         Workload::Phase,
@@ -90,6 +93,7 @@ impl Workload {
         Workload::Zipf,
         Workload::ZipfDrift,
         Workload::Server,
+        Workload::Sort,
         Workload::Bfs,
         Workload::PageRank,
         Workload::Bc,
@@ -106,6 +110,7 @@ impl Workload {
             Workload::Server => "server",
             Workload::Phase => "phase",
             Workload::PhaseRandom => "phase-random",
+            Workload::Sort => "sort",
             Workload::Triad => "triad",
             Workload::Uniform => "uniform",
             Workload::Zipf => "zipf",
@@ -139,6 +144,7 @@ impl Workload {
             Workload::Bc => return graph::betweenness(Size::of_table(scale), seed),
             Workload::Bfs => return graph::bfs(Size::of_table(scale), seed),
             Workload::PageRank => return graph::page_rank(Size::of_table(scale), seed),
+            Workload::Sort => return merge_sort::trace(blocks, seed),
             Workload::Cyclic => touches.extend((0..12).flat_map(|_| 0..blocks).map(Touch::read)),
             Workload::Triad => {
                 let third = blocks / 3;
