@@ -27,7 +27,7 @@ pub struct AgentArgs {
     /// The configuration
     #[arg(long, default_value = "/etc/aquifer/agent.toml", value_name = "FILE")]
     pub config: PathBuf,
-    /// Check the configuration, and start nothing
+    /// Check the configuration and the certificates that it names, and start nothing
     #[arg(long)]
     pub check: bool,
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process;
 
-use aquifer_stats::{Gauge, SettleTime, Snapshot, to_prometheus_of_units};
+use aquifer_stats::{SettleTime, Snapshot, to_prometheus_of_units};
 
 use crate::exit::{Failure, say};
 use crate::exporter::Exporter;
@@ -43,7 +43,7 @@ fn text() -> String {
     let snapshots = instances.iter().filter_map(|instance| instance.snapshot(&timeout).ok());
     let of_units: Vec<(Snapshot, Option<String>)> = snapshots
         .map(|snapshot| {
-            let unit = unit_of(snapshot.gauge(Gauge::Pid));
+            let unit = snapshot.pid().and_then(unit_of);
             (snapshot, unit)
         })
         .collect();
@@ -51,7 +51,7 @@ fn text() -> String {
 }
 
 /// Returns the systemd unit of a process. See cgroups(7), and `Delegate=` in systemd.resource-control(5).
-fn unit_of(pid: u64) -> Option<String> {
+fn unit_of(pid: u32) -> Option<String> {
     unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 

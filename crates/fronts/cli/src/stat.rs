@@ -176,8 +176,8 @@ fn summary(snapshots: &[Snapshot], width: usize) -> String {
         let suggested = snapshot.gauge(Gauge::SuggestedDramBytes);
         let is_little = suggested <= snapshot.gauge(Gauge::DramBudgetBytes);
         vec![
-            snapshot.gauge(Gauge::Pid).to_string(),
-            base_name(snapshot.text(Text::Program)).to_owned(),
+            shown(snapshot.pid()),
+            name(snapshot),
             bytes(Gauge::ResidentBytes),
             bytes(Gauge::UnmanagedResidentBytes),
             bytes(Gauge::DramBudgetBytes),
@@ -193,6 +193,19 @@ fn summary(snapshots: &[Snapshot], width: usize) -> String {
     }
     shorten(&mut rows, 1, width);
     columns(&rows, width)
+}
+
+/// Shows the number of a process, or a dash if it has none here.
+pub fn shown(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string())
+}
+
+/// Returns the program's name, which its pager writes when it starts.
+fn name(snapshot: &Snapshot) -> String {
+    match base_name(snapshot.text(Text::Program)) {
+        "" => "(starting)".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 /// Cuts the cells of one column to the width that the other columns leave of `width`.
@@ -238,7 +251,8 @@ fn page(snapshot: &Snapshot, width: usize) -> String {
         (true, 0) => "within its budget, nothing registered",
         (true, _) => "active",
     };
-    let head = format!("{} (pid {}): {state}", snapshot.text(Text::Program), snapshot.gauge(Gauge::Pid));
+    let program = if snapshot.text(Text::Program).is_empty() { "a program" } else { snapshot.text(Text::Program) };
+    let head = format!("{program} (pid {}): {state}", shown(snapshot.pid()));
     let settings = [Text::Tier, Text::Policy, Text::Block, Text::Delivery, Text::Exchange];
     let settings: Vec<String> = settings.map(|text| format!("{} {}", text.name(), snapshot.text(text))).into();
     let mut lines = broken(&head, width);

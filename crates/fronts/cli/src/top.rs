@@ -14,7 +14,7 @@ use std::io::{self, IsTerminal};
 use std::process;
 use std::time::{Duration, Instant};
 
-use aquifer_stats::{Gauge, SettleTime, Snapshot, Text};
+use aquifer_stats::{SettleTime, Snapshot, Text};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use self::screen::{Look, Program, View};
@@ -86,7 +86,8 @@ fn programs() -> Result<Vec<Program>, Failure> {
 
 /// Returns the program's name and arguments; see proc_pid_cmdline(5).
 fn command(snapshot: &Snapshot) -> String {
-    let bytes = fs::read(format!("/proc/{}/cmdline", snapshot.gauge(Gauge::Pid))).unwrap_or_default();
+    let line = snapshot.pid().map(|pid| fs::read(format!("/proc/{pid}/cmdline")));
+    let bytes = line.and_then(Result::ok).unwrap_or_default();
     let words: Vec<String> =
         bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let command = words.join(" ").trim_end().replace(char::is_control, "?");

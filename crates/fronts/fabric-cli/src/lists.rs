@@ -51,8 +51,8 @@ fn host(member: &Value) -> Vec<String> {
 fn donor(member: &Value) -> Vec<String> {
     let ours = &member["Oem"]["Aquifer"];
     let notes = notes(ours, &[("IsDraining", "draining"), ("IsDeclaredGone", "declared gone")]);
-    let [capacity, lent, promised] = ["Capacity", "Lent", "Promised"].map(|name| cell(&ours[name]));
-    vec![cell(&member["Name"]), state(member), capacity, lent, promised, notes]
+    let [capacity, lent, promised, free] = ["Capacity", "Lent", "Promised", "Free"].map(|name| cell(&ours[name]));
+    vec![cell(&member["Name"]), state(member), capacity, lent, promised, free, notes]
 }
 
 fn device(member: &Value) -> Vec<String> {
@@ -77,7 +77,12 @@ pub(crate) fn hosts(session: &mut Session<'_>) -> Result<(), Failure> {
 }
 
 pub(crate) fn donors(session: &mut Session<'_>) -> Result<(), Failure> {
-    list(session, ENDPOINTS, &kind("Donor"), (&["DONOR", "STATE", "CAPACITY", "LENT", "PROMISED", "NOTE"], donor))
+    list(
+        session,
+        ENDPOINTS,
+        &kind("Donor"),
+        (&["DONOR", "STATE", "CAPACITY", "LENT", "PROMISED", "FREE", "NOTE"], donor),
+    )
 }
 
 pub(crate) fn devices(session: &mut Session<'_>) -> Result<(), Failure> {

@@ -195,6 +195,26 @@ fn tls_is_with_the_managers_authority_alone() {
     let _ = fs::remove_dir_all(files);
 }
 
+/// The line named the parser's complaint about an answer in TLS, and not the letter that is missing in the address.
+#[test]
+fn a_manager_with_tls_that_is_asked_in_plain_text_is_named_by_its_right_address() {
+    let files = directory("plain-text");
+    let (_, config) = authority(&files, "right");
+    let mut rack = Rack::start("plain", &config);
+    let right = rack.url.clone();
+    rack.url = right.replace("https://", "http://");
+    let login = ["login", "admin", "--password-stdin"];
+    let line = one_line(1, &rack.fed(&login, "a long password"));
+    assert!(line.contains(&format!("if it uses TLS, its address is {right}; otherwise check")), "{line}");
+    // Some servers only close the connection.
+    let (url, thread) = answers(Vec::new());
+    let line = one_line(1, &rack_at("closes", url.clone()).fed(&login, "a long password"));
+    let right = url.replace("http://", "https://");
+    assert!(line.contains(&format!("if it uses TLS, its address is {right}; otherwise check")), "{line}");
+    thread.join().expect("it has closed");
+    let _ = fs::remove_dir_all(files);
+}
+
 #[test]
 fn serve_starts_the_daemon_beside_the_program() {
     let directory = directory("serve");

@@ -171,7 +171,7 @@ impl Client {
         request: &Request<'_>,
     ) -> Result<hyper::Response<Incoming>, Failure> {
         let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.lost(&error))?;
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unanswered(address, &error))?;
         // It ends with the request, or with the runtime.
         tokio::spawn(connection);
         let mut built = hyper::Request::builder()
@@ -195,16 +195,7 @@ impl Client {
         let built = built.body(Full::new(Bytes::from(body))).map_err(|error| {
             failed(format!("the request cannot be sent: {error}; log in again, or report this bug"))
         })?;
-        sender.send_request(built).await.map_err(|error| self.lost(&error))
-    }
-
-    fn lost(&self, error: &hyper::Error) -> Failure {
-        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        failed(format!(
-            "the connection to {} was lost: {error}{cause}; check that this is a manager, and look at the state before \
-             you try again",
-            self.address
-        ))
+        sender.send_request(built).await.map_err(|error| unanswered(address, &error))
     }
 
     async fn body(&self, status: u16, body: Incoming) -> Result<Value, Failure> {
@@ -255,7 +246,7 @@ impl Client {
                 let frame = frame.map_err(|_| failed("the event stream is silent; look at the manager's log"))?;
                 match frame {
                     None => return Ok(()),
-                    Some(Err(error)) => return Err(self.lost(&error)),
+                    Some(Err(error)) => return Err(lost(&self.address, &error, "")),
                     Some(Ok(frame)) => {
                         if let Some(bytes) = frame.data_ref()
                             && !take(bytes)?
@@ -267,4 +258,23 @@ impl Client {
             }
         })
     }
+}
+
+/// Returns the failure of a request to which no answer in HTTP began.
+///
+/// A server of TLS that gets plain text sends a TLS alert, which is no HTTP, or only closes the connection.
+fn unanswered(address: &Address, error: &hyper::Error) -> Failure {
+    let hint = match address.is_https {
+        true => String::new(),
+        false => format!("if it uses TLS, its address is https://{}; otherwise ", address.authority()),
+    };
+    lost(address, error, &hint)
+}
+
+fn lost(address: &Address, error: &hyper::Error, hint: &str) -> Failure {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    failed(format!(
+        "the connection to {address} was lost: {error}{cause}; {hint}check that this is a manager, and look at the \
+         state before you try again"
+    ))
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use aquifer_cxl_switch::Switch;
-use aquifer_cxl_switchd::{DialectName, Failure, Server, Sockets, serve, spawn};
+use aquifer_cxl_switchd::{DialectName, Ended, Failure, Server, Sockets, serve, spawn};
 use aquifer_sys::notify::Notify;
 use clap::Parser;
 
@@ -31,8 +31,8 @@ const EXAMPLES: &str = "Examples:
   aquifer fmapi unbind tcp:127.0.0.1 --vcs 0 --vppb 0
   aquifer fmapi allocate tcp:127.0.0.1 --port 0 --ld 3 --size 0B
 
-Exit status: 0 help, version, check or configuration; 1 it could not start, and may later; 2 bad arguments or a bad
-configuration, or one that the manager refuses; 101 a bug.
+Exit status: 0 help, version, check or configuration; 1 it could not start, and may later; 2 bad arguments, a bad
+configuration, one that the manager refuses, or a socket that cannot be opened there; 101 a bug.
 
 The FM API has no authentication: anyone who can connect can take, bind and release memory. Listen where only the
 clients that are meant can connect.";
@@ -85,34 +85,14 @@ pub struct Args {
     pub print_config: bool,
 }
 
-/// Why the program has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// What has failed, and what to do.
-    pub failure: Failure,
-    /// True where only a change of the arguments, of the configuration or of what the manager has helps: nobody should
-    /// start the program again before. It would lock its account with a wrong password.
-    pub is_final: bool,
-}
-
-impl Ended {
-    fn of_configuration(failure: Failure) -> Self {
-        Self { failure, is_final: true }
-    }
-
-    fn passing(failure: Failure) -> Self {
-        Self { failure, is_final: false }
-    }
-}
-
 /// Does what the arguments say: prints, or listens until a signal ends the process.
 pub fn run(args: &Args) -> Result<(), Ended> {
     let Some(path) = args.config.as_deref().filter(|_| !args.print_config) else {
         print!("{EXAMPLE}");
         return Ok(());
     };
-    let (config, places, switch) = configured(args, path).map_err(Ended::of_configuration)?;
-    let pool = Pool::new(&config).map_err(Ended::of_configuration)?;
+    let (config, places, switch) = configured(args, path).map_err(Ended::final_by)?;
+    let pool = Pool::new(&config).map_err(Ended::final_by)?;
     if args.check {
         return Ok(());
     }
@@ -148,5 +128,4 @@ fn show(args: &Args, config: Config, places: Places, switch: Switch, pool: Pool)
     let listen = (!args.no_tcp).then_some(args.listen.as_str());
     let ready: fn() = || Notify::from_environment().ready("shows the pool as a CXL switch");
     serve(&server, &Sockets { listen, socket: args.socket.as_deref(), control: None, ready: Some(ready) })
-        .map_err(Ended::passing)
 }

@@ -32,5 +32,6 @@ mod settling;
 mod trouble;
 mod view;
 
-pub use args::{Args, Ended, run};
+pub use aquifer_cxl_switchd::Ended;
+pub use args::{Args, run};
 pub use config::Config;

@@ -4,9 +4,9 @@
 //! The `aquifer-pool-switchd` command.
 //!
 //! Exit codes: 0 help, version, check or configuration; 1 it could not start, or lost a thread; 2 bad arguments or a
-//! bad configuration, or one that the manager refuses, so that the unit does not start it again; 101 one of its threads
-//! has panicked, which is a bug. A signal ends it by its default action; nothing is left behind but its sockets' files,
-//! which the next start replaces.
+//! bad configuration, one that the manager refuses, or a socket that cannot be opened there, so that the unit does not
+//! start it again; 101 one of its threads has panicked, which is a bug. A signal ends it by its default action;
+//! nothing is left behind but its sockets' files, which the next start replaces.
 
 #![forbid(unsafe_code)]
 

@@ -159,7 +159,9 @@ impl View {
             Some(("Donor", name)) => {
                 let Ok(donor) = name.parse() else { return };
                 let is_taking = state == "Enabled" && ours["IsDraining"] != true && ours["IsDeclaredGone"] != true;
-                let free = bytes(&ours["Capacity"]).saturating_sub(bytes(&ours["Promised"]));
+                // An older manager does not say what is free.
+                let rest = || bytes(&ours["Capacity"]).saturating_sub(bytes(&ours["Promised"]));
+                let free = if ours["Free"].is_string() { bytes(&ours["Free"]) } else { rest() };
                 self.donors.insert(donor, DonorView { is_up, free: if is_taking { free } else { 0 } });
             }
             _ => {}
@@ -216,6 +218,8 @@ mod tests {
         let endpoints = json!({ "Members": [
             endpoint("Donor.d1", "Enabled", json!({ "Capacity": "4GiB", "Promised": "1GiB" })),
             endpoint("Donor.d2", "Quiesced", json!({ "Capacity": "4GiB", "Promised": "0B" })),
+            endpoint("Donor.d4", "Enabled", json!({ "Capacity": "4GiB", "Promised": "4GiB", "Free": "2GiB" })),
+            endpoint("Donor.d5", "Enabled", json!({ "Capacity": "4GiB", "Promised": "1GiB", "Free": "0B" })),
             endpoint("Donor.d3", "UnavailableOffline", json!({ "Capacity": null, "Promised": "1GiB" })),
             endpoint("Host.h1", "Enabled", json!({ "IsDeclaredGone": false })),
             endpoint("Host.h2", "Absent", json!({})), endpoint("Host.h3", "Enabled", json!({ "IsDeclaredGone": true })),
@@ -251,6 +255,7 @@ mod tests {
         let donor = |name: &str| view.donors[&name.parse::<DonorId>().expect("a name")];
         assert_eq!(donor("d1"), DonorView { is_up: true, free: 3 << 30 });
         assert_eq!((donor("d2"), donor("d3")), (DonorView { is_up: true, free: 0 }, DonorView::default()));
+        assert_eq!((donor("d4").free, donor("d5").free), (2 << 30, 0), "the manager knows best what is free");
         assert_eq!(view.hosts, [("h1".to_owned(), true), ("h2".to_owned(), false)].into());
         let ld = |ld_id: u8| ("d1".parse::<DonorId>().expect("a name"), ld_id);
         let found = &view.volumes[&ld(3)];

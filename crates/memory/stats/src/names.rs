@@ -80,7 +80,7 @@ table! {
 table! {
     /// Present values.
     Gauge {
-        Pid "pid" "Process that writes these numbers; 0 before the pager has started."
+        Pid "pid" "Process that writes these numbers; null before the pager starts, or if it is not visible here."
         StartTimeUnixS "start_time_unix_s" "When the pager started, in seconds since 1970."
         Active "active" "1 once mappings are registered, because the budget was nearly used; 0 before."
         DramBudgetBytes "dram_budget_bytes" "Local DRAM that managed memory may take."

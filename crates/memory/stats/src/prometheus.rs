@@ -37,7 +37,8 @@ struct Labelled<'a> {
 impl<'a> Labelled<'a> {
     fn new(snapshot: &'a Snapshot, unit: Option<&str>) -> Labelled<'a> {
         let program = escaped(snapshot.text(Text::Program));
-        let mut labels = format!("pid=\"{}\",program=\"{program}\"", snapshot.gauge(Gauge::Pid));
+        let pid = snapshot.pid().map(|pid| pid.to_string()).unwrap_or_default();
+        let mut labels = format!("pid=\"{pid}\",program=\"{program}\"");
         if let Some(unit) = unit {
             write!(labels, ",unit=\"{}\"", escaped(unit)).expect("a String takes any text");
         }

@@ -116,6 +116,7 @@ pub struct Snapshot {
     latencies: Vec<Latencies>,
     levels: Vec<LevelSnapshot>,
     curve: Option<CurveFigures>,
+    pid: Option<u32>,
     /// Some text was being written all the time, and is missing.
     is_unsettled: bool,
 }
@@ -170,9 +171,12 @@ impl Snapshot {
                 buckets: (0..BUCKETS).map(|bucket| load(start + 2 + bucket)).collect(),
             }
         };
+        let gauges: Vec<u64> = Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect();
+        let pid = u32::try_from(gauges[Gauge::Pid as usize]).ok().filter(|pid| *pid != 0);
         Snapshot {
             counters: counters(|counter| load(layout::counter(counter))),
-            gauges: Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect(),
+            gauges,
+            pid,
             heat: std::array::from_fn(|place| {
                 std::array::from_fn(|class| load(layout::heat(Place::ALL[place], class)))
             }),
@@ -192,6 +196,17 @@ impl Snapshot {
     /// A gauge.
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         self.gauges[gauge as usize]
+    }
+
+    /// The process that writes these numbers, by its number in its own PID namespace, or by the one that the reader has
+    /// found ([`set_pid`](Self::set_pid)). `None` before a pager has started, and if the reader has found none.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Notes the process's number in the PID namespace of the reader; `None` if it has none there, or nobody knows it.
+    pub fn set_pid(&mut self, pid: Option<u32>) {
+        self.pid = pid;
     }
 
     /// The number of bytes of one place in each class of temperature, cold classes first.
@@ -259,7 +274,10 @@ impl Serialize for Snapshot {
             map.serialize_entry(text.name(), self.text(*text))?;
         }
         for gauge in Gauge::ALL {
-            map.serialize_entry(gauge.name(), &self.gauge(*gauge))?;
+            match gauge {
+                Gauge::Pid => map.serialize_entry(gauge.name(), &self.pid)?,
+                _ => map.serialize_entry(gauge.name(), &self.gauge(*gauge))?,
+            }
         }
         for counter in Counter::ALL {
             map.serialize_entry(counter.name(), &self.counter(*counter))?;

@@ -35,6 +35,7 @@ mod control_end;
 mod cxl;
 mod host;
 mod host_state;
+mod named_files;
 mod processes;
 mod server;
 mod session;

@@ -41,6 +41,10 @@ fn main() -> ExitCode {
         }
     };
     if args.check {
+        if let Err(failure) = settings.check_files() {
+            eprintln!("aquifer agent: {}: {failure}", args.config.display());
+            return ExitCode::from(USAGE);
+        }
         println!("{} is a valid configuration of host {}", args.config.display(), settings.host);
         return ExitCode::SUCCESS;
     }

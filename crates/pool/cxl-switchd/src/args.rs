@@ -41,6 +41,9 @@ Lines of the control socket, each answered by {\"ok\": true}, or by a cause and 
   {\"remove_device\": {\"device\": N}}                        {\"insert_device\": {\"device\": N}}
   {\"mld_error\": {\"port_id\": N, \"kind\": N}}               {\"back_pressure\": {\"device\": N, \"percent\": N}}
 
+Exit status: 0 help, version or example; 1 it could not start, and may later, such as when a port is in use; 2 bad
+arguments, a bad configuration, or a socket that cannot be opened there; 101 a bug.
+
 Anyone who can connect can bind and unbind, without authentication: listen where only the fabric's managers can connect.";
 
 /// A CXL switch in software: answers the FM API over MCTP, with simulated devices and hosts.
@@ -162,6 +165,28 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// Why a program with a switch has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// What has failed, and what to do.
+    pub failure: Failure,
+    /// True where the program fails again until somebody changes its arguments, its configuration or this machine: its
+    /// unit must not start it again.
+    pub is_final: bool,
+}
+
+impl Ended {
+    /// Ended for a reason that stays.
+    pub fn final_by(failure: Failure) -> Self {
+        Self { failure, is_final: true }
+    }
+
+    /// Ended for a reason that may pass.
+    pub fn passing(failure: Failure) -> Self {
+        Self { failure, is_final: false }
+    }
+}
+
 /// The largest configuration that is read; 32 ports, 16 virtual switches and their devices take some KiB.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -180,16 +205,17 @@ fn read_config(path: &Path) -> Result<SwitchConfig, Failure> {
 }
 
 /// Does what the arguments say: prints, or listens until a signal ends the process.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), Ended> {
     if args.print_example {
         let example = serde_json::to_string_pretty(&args.example.config()).expect("a configuration is JSON");
         println!("{example}");
         return Ok(());
     }
-    let config = args.config.as_deref().map_or_else(|| Ok(args.example.config()), read_config)?;
+    let config = args.config.as_deref().map_or_else(|| Ok(args.example.config()), read_config);
+    let config = config.map_err(Ended::final_by)?;
     let name = args.config.as_ref().map_or("the example".into(), |path| path.display().to_string());
     let place = |failure: aquifer_cxl_switch::ConfigFailure| {
-        Failure::new(format!("{name}: {}: {}", failure.place, failure.cause), failure.remedy)
+        Ended::final_by(Failure::new(format!("{name}: {}: {}", failure.place, failure.cause), failure.remedy))
     };
     let switch = Switch::new(config).map_err(place)?;
     let server = Server::new(switch, args.dialect.dialect(), args.connections, args.hosts, args.trace);

@@ -18,6 +18,6 @@ mod peer;
 mod server;
 mod stderr;
 
-pub use args::{Args, DialectName, Failure, run};
+pub use args::{Args, DialectName, Ended, Failure, run};
 pub use listen::{Sockets, serve, spawn};
 pub use server::Server;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::args::Failure;
+use crate::args::{Ended, Failure};
 use crate::control;
 use crate::peer::Stream;
 use crate::server::Server;
@@ -34,34 +34,35 @@ pub struct Sockets<'a> {
 }
 
 /// Listens on all sockets that the arguments ask for. Returns only if one of them cannot be opened, or a thread fails.
-pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure> {
+pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Ended> {
     let mut listeners: Vec<thread::JoinHandle<()>> = Vec::new();
     let written = Arc::clone(server);
     // It is not waited for: it may wait for the reader of standard error for ever.
-    spawn("stderr", move || written.write_stderr())?;
+    start("stderr", move || written.write_stderr())?;
     if let Some(path) = sockets.socket {
         let (listener, server) = (unix(path, "--socket")?, Arc::clone(server));
         println!("listening on {}", path.display());
-        listeners.push(spawn("socket", move || {
+        listeners.push(start("socket", move || {
             accept(&server, || listener.accept().map(|(it, _)| it), |it| managed(&server, it))
         })?);
     }
     if let Some(path) = sockets.control {
         let (listener, server) = (unix(path, "--control")?, Arc::clone(server));
         println!("controlled by {}", path.display());
-        listeners.push(spawn("control", move || {
+        listeners.push(start("control", move || {
             accept(&server, || listener.accept().map(|(it, _)| it), |it| control::serve(&server, it));
         })?);
     }
     if let Some(address) = sockets.listen {
-        let refuse = |error| {
+        let refuse = |error: io::Error| {
             let remedy = "give another --listen ADDRESS:PORT, or --no-tcp with --socket PATH";
-            Failure::new(format!("cannot listen on {address}: {error}"), remedy)
+            let failure = Failure::new(format!("cannot listen on {address}: {error}"), remedy);
+            Ended { failure, is_final: stays(&error) }
         };
         let listener = TcpListener::bind(address).map_err(refuse)?;
         println!("listening on {}", listener.local_addr().map_err(refuse)?);
         let server = Arc::clone(server);
-        listeners.push(spawn("tcp", move || {
+        listeners.push(start("tcp", move || {
             accept(
                 &server,
                 || listener.accept().map(|(it, _)| it),
@@ -74,13 +75,14 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
         })?);
     }
     let server = Arc::clone(server);
-    listeners.push(spawn("time", move || server.let_time_pass())?);
+    listeners.push(start("time", move || server.let_time_pass())?);
     if let Some(ready) = sockets.ready {
         ready();
     }
     // The threads run until a signal ends the process; a thread that panics ends the process, too.
     for listener in listeners {
-        listener.join().map_err(|_| Failure::new("a thread of the switch has failed", "report what it printed"))?;
+        let failed = |_| Ended::passing(Failure::new("a thread of the switch has failed", "report what it printed"));
+        listener.join().map_err(failed)?;
     }
     Ok(())
 }
@@ -89,6 +91,10 @@ pub fn serve(server: &Arc<Server>, sockets: &Sockets<'_>) -> Result<(), Failure>
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Failure> {
     let started = thread::Builder::new().name(name.into()).spawn(body);
     started.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Ended> {
+    spawn(name, body).map_err(Ended::passing)
 }
 
 fn accept<S>(server: &Server, mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
@@ -111,14 +117,30 @@ fn managed(server: &Arc<Server>, stream: impl Stream) {
     }
 }
 
+/// Whether a socket can never be opened at its place until somebody changes that or this machine. A port or an address
+/// in use may become free, and so may descriptors and memory; an address of this machine, or the answer for a name, may
+/// come later than this program.
+fn stays(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
+        Unsupported,
+    };
+    let is_name_wrong = matches!(error.kind(), InvalidFilename | InvalidInput | Unsupported);
+    let is_directory_wrong = matches!(error.kind(), IsADirectory | NotADirectory | NotFound | ReadOnlyFilesystem);
+    is_name_wrong || is_directory_wrong || error.kind() == PermissionDenied
+}
+
 /// Listens on a socket at a path. Replaces a socket there that nobody listens on any more.
-fn unix(path: &Path, option: &str) -> Result<UnixListener, Failure> {
+fn unix(path: &Path, option: &str) -> Result<UnixListener, Ended> {
     let is_socket = path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         let _ = std::fs::remove_file(path);
     }
     UnixListener::bind(path).map_err(|error| {
         let remedy = format!("give {option} a path that is free, in a directory that can be written to");
-        Failure::new(format!("cannot listen on {}: {error}", path.display()), remedy)
+        let failure = Failure::new(format!("cannot listen on {}: {error}", path.display()), remedy);
+        // A file that is no socket stays where it is; a socket is that of a program, which may end.
+        let is_occupied = error.kind() == io::ErrorKind::AddrInUse && !is_socket;
+        Ended { failure, is_final: is_occupied || stays(&error) }
     })
 }

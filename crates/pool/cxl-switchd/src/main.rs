@@ -3,9 +3,10 @@
 
 //! The `aquifer-cxl-switchd` command.
 //!
-//! Exit codes: 0 help, version or example; 1 the switch could not start; 2 invalid arguments; 101 one of its threads
-//! has panicked, which is a bug: a switch whose state is half changed does not continue. A signal ends it by its
-//! default action; nothing is left behind but its sockets' files, which the next start replaces.
+//! Exit codes: 0 help, version or example; 1 the switch could not start, and may later; 2 invalid arguments, a bad
+//! configuration, or a socket that cannot be opened there, so that a unit does not start it again; 101 one of its
+//! threads has panicked, which is a bug: a switch whose state is half changed does not continue.
+//! A signal ends it by its default action. Only its sockets' files are left behind, which the next start replaces.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+/// The exit code where nobody should start the program again.
+const USAGE: u8 = 2;
 /// The exit code of a Rust program that has panicked.
 const PANICKED: i32 = 101;
 
@@ -24,9 +27,9 @@ fn main() -> ExitCode {
     }));
     match aquifer_cxl_switchd::run(&aquifer_cxl_switchd::Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("aquifer-cxl-switchd: {failure}");
-            ExitCode::FAILURE
+        Err(ended) => {
+            eprintln!("aquifer-cxl-switchd: {}", ended.failure);
+            if ended.is_final { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -190,23 +190,58 @@ fn the_example_is_a_configuration_and_bad_ones_are_refused_in_one_line() {
         std::fs::write(&path, config).unwrap();
         let refused = output(&["--config", name, "--listen", "127.0.0.1:0"]);
         let error = String::from_utf8(refused.stderr).unwrap();
-        assert_eq!(refused.status.code(), Some(1), "{error}");
+        assert_eq!(refused.status.code(), Some(2), "{error}");
         assert!(error.contains(said) && error.contains(name) && error.lines().count() == 1, "{error}");
     }
     std::fs::remove_file(&path).unwrap();
     for (arguments, code, said) in [
-        (&["--config", "/dev/zero"][..], 1, "it has more than 1048576 bytes; name a configuration"),
-        (&["--config", "/nowhere/at/all"], 1, "No such file or directory (os error 2); name a file"),
+        (&["--config", "/dev/zero"][..], 2, "it has more than 1048576 bytes; name a configuration"),
+        (&["--config", "/nowhere/at/all"], 2, "No such file or directory (os error 2); name a file"),
         (&["--listen", "256.0.0.1:1"], 1, "give another --listen ADDRESS:PORT"),
         (&["--no-tcp"], 2, "--socket"),
         (&["--connections", "0"], 2, "1..=64"),
         (&["--dialect", "french"], 2, "possible values: jackrabbit, libcxlmi, opencis, standard"),
-        (&["--no-tcp", "--socket", "/nowhere/s"], 1, "give --socket a path that is free"),
+        (&["--no-tcp", "--socket", "/nowhere/s"], 2, "give --socket a path that is free"),
     ] {
         let refused = output(arguments);
         let error = String::from_utf8(refused.stderr).unwrap();
         assert_eq!(refused.status.code(), Some(code), "{error}");
         assert!(error.contains(said), "{error}");
+    }
+}
+
+/// A unit starts a program again that ends with 1, every two seconds: one that could not open its socket for a reason
+/// that stays was started again for ever.
+#[test]
+fn a_socket_that_cannot_be_opened_ends_it_for_good_unless_that_may_pass() {
+    let running = Running::new("sockets", &[]);
+    let directory = running.directory.display().to_string();
+    let path = |name: &str| format!("{directory}/{name}");
+    std::fs::write(path("file"), "").unwrap();
+    std::fs::create_dir(path("directory")).unwrap();
+    let long = path(&"x".repeat(120));
+    for (option, place, code) in [
+        ("--socket", path("none/s"), 2),
+        ("--socket", path("file/s"), 2),
+        ("--socket", path("file"), 2),
+        ("--socket", path("directory"), 2),
+        ("--socket", long.clone(), 2),
+        // The kernel refuses it there, also to root.
+        ("--socket", "/sys/s".to_owned(), 2),
+        ("--control", path("none/c"), 2),
+        ("--listen", "nonsense".to_owned(), 2),
+        // The program that listens there may end.
+        ("--socket", path("s"), 1),
+        ("--control", path("c"), 1),
+        ("--listen", running.address.clone(), 1),
+        // An address that this machine may get later.
+        ("--listen", "192.0.2.1:0".to_owned(), 1),
+    ] {
+        let more: &[&str] = if option == "--listen" { &[] } else { &["--listen", "127.0.0.1:0"] };
+        let refused = output(&[&[option, &place], more].concat());
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(code), "{option} {place}: {error}");
+        assert!(error.contains("cannot listen on") && error.contains(&place), "{error}");
     }
 }
 

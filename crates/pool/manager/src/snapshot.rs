@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use aquifer_cxl_peers::Inventory;
 use aquifer_fabric::{
-    Availability, Bytes, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId,
+    Availability, Bytes, Capacity, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId,
 };
 
 use crate::tasks::{Tasks, is_settled, unsettled};
@@ -114,6 +114,11 @@ impl Snapshot {
             }
         }
         promised
+    }
+
+    /// Returns the free capacity, as the next placement counts it.
+    pub(crate) fn free(&self) -> Capacity {
+        Capacity::new(&self.topology, &self.desired, &self.observed)
     }
 }
 

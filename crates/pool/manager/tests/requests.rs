@@ -109,6 +109,47 @@ fn a_volume_is_created_bound_grown_moved_and_released() {
     finish(daemon);
 }
 
+/// Clients took the free memory of a donor from its capacity and what is promised, which leaves out what its pool
+/// promises beyond the capacity, and counts donors that give nothing.
+#[test]
+fn what_is_free_of_a_donor_is_what_a_volume_gets() {
+    let daemon = Daemon::start(&directory("free"), &rack(None), "");
+    let token = daemon.login("admin", &daemon.password());
+    let ask = |method: &str, path: &str, body: &str| daemon.ask(method, path, &token, body).expect("an answer");
+    let declared = json!({
+        "pools": { "main": { "donors": ["d0000", "d0001"], "overcommit_percent": 50 } },
+        "zones": { "lab": { "quota": "1TiB", "hosts": ["h000"] } },
+    });
+    assert_eq!(ask("POST", APPLY, &apply_body(&declared)).status, 200);
+    let donor = |name: &str| format!("/redfish/v1/Fabrics/Aquifer/Endpoints/Donor.{name}");
+    let figures = |name: &str| {
+        assert!(daemon.settle(&token));
+        let ours = ask("GET", &donor(name), "").body["Oem"]["Aquifer"].clone();
+        ["Capacity", "Promised", "Free"].map(|figure| ours[figure].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(figures("d0000"), ["64GiB", "0B", "96GiB"]);
+    assert_eq!(figures("d0002"), ["64GiB", "0B", "0B"], "it is in no pool");
+    let create = |name: &str, mib: u64| {
+        let body = json!({ "Name": name, "MemoryChunkSizeMiB": mib,
+                           "Oem": { "Aquifer": { "zone": "lab", "class": "tcp", "donor": "d0000" } } });
+        ask("POST", CHUNKS, &body.to_string()).status
+    };
+    assert_eq!(create("most", 80 << 10), 201);
+    assert_eq!(figures("d0000"), ["64GiB", "80GiB", "16GiB"], "more is promised than there is");
+    assert_eq!(create("too-much", (16 << 10) + 2), 507);
+    assert_eq!(create("rest", 16 << 10), 201);
+    assert_eq!(figures("d0000"), ["64GiB", "96GiB", "0B"]);
+    let collection = "/redfish/v1/Fabrics/Aquifer/Endpoints?$expand=.&$filter=Oem/Aquifer/Kind%20eq%20'Donor'";
+    let listed = ask("GET", collection, "").body;
+    let free: Vec<&Value> =
+        listed["Members"].as_array().expect("a list").iter().map(|one| &one["Oem"]["Aquifer"]["Free"]).collect();
+    assert_eq!(free, ["0B", "96GiB", "0B", "0B"]);
+    let drain = format!("{}/Actions/Oem/AquiferEndpoint.Drain", donor("d0001"));
+    assert_eq!(ask("POST", &drain, "{}").status, 200);
+    assert_eq!(figures("d0001"), ["64GiB", "0B", "0B"], "it takes no new volumes");
+    finish(daemon);
+}
+
 #[test]
 fn every_link_leads_somewhere() {
     let (daemon, token) = ready("links", "");

@@ -84,7 +84,7 @@ fn microseconds(text: &str) -> Result<f64, String> {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    pid: u64,
+    pid: Option<u32>,
     program: String,
     measured_s: f64,
     samples: u64,
@@ -185,7 +185,7 @@ pub fn mrc(pid: Option<u32>, json: bool, args: &SamplingArgs) -> Result<process:
     };
     let snapshot = instance.snapshot(&SettleTime::default())?;
     let report = Report {
-        pid: snapshot.gauge(Gauge::Pid),
+        pid: snapshot.pid(),
         program: snapshot.text(Text::Program).to_owned(),
         measured_s: figures.measured_ns as f64 / 1e9,
         samples: figures.samples,
@@ -268,7 +268,7 @@ fn page(report: &Report, measured: &Measured) -> String {
     let mut text = format!(
         "{} (pid {}): {} pages sampled in {:.1} s; {} with contents, {}/s touched\n\n",
         report.program,
-        report.pid,
+        super::shown(report.pid),
         report.samples,
         report.measured_s,
         ByteSize(report.content_bytes),

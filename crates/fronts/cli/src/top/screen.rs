@@ -11,7 +11,7 @@ use aquifer_stats::{Counter, Gauge, Snapshot};
 use aquifer_terminal::cut;
 use crossterm::event::KeyCode;
 
-use crate::stat::short;
+use crate::stat::{short, shown};
 
 /// One running program, as the screen shows it.
 pub struct Program {
@@ -60,7 +60,7 @@ enum Cell {
     Bytes(u64),
     Count(u64),
     Micros(f64),
-    Pid(u64),
+    Pid(Option<u32>),
     Words(String),
 }
 
@@ -70,7 +70,7 @@ impl Cell {
             Cell::Bytes(bytes) => ByteSize(*bytes).to_string(),
             Cell::Count(count) => short(*count),
             Cell::Micros(us) => format!("{us:.1}"),
-            Cell::Pid(pid) => pid.to_string(),
+            Cell::Pid(pid) => shown(*pid),
             Cell::Words(words) => words.clone(),
         }
     }
@@ -84,7 +84,8 @@ impl Cell {
 
     fn number(&self) -> f64 {
         match self {
-            Cell::Bytes(number) | Cell::Count(number) | Cell::Pid(number) => *number as f64,
+            Cell::Bytes(number) | Cell::Count(number) => *number as f64,
+            Cell::Pid(pid) => f64::from(pid.unwrap_or_default()),
             Cell::Micros(us) => *us,
             Cell::Words(_) => -1.0,
         }
@@ -209,7 +210,7 @@ fn cells(earlier: Option<(&Snapshot, f64)>, program: &Program) -> Vec<Cell> {
     let bytes = |gauge: Gauge| Cell::Bytes(numbers.gauge(gauge));
     let latencies = numbers.fault_latencies();
     vec![
-        Cell::Pid(numbers.gauge(Gauge::Pid)),
+        Cell::Pid(numbers.pid()),
         bytes(Gauge::ResidentBytes),
         bytes(Gauge::DramBudgetBytes),
         bytes(Gauge::UnmanagedResidentBytes),

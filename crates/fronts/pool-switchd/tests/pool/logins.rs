@@ -77,6 +77,10 @@ fn a_start_that_fails_leaves_no_session_and_is_repeated_only_where_that_may_help
     let (text, code) = failed_start(&site.directory, &["--listen", &address]);
     assert!(text.contains(&format!("cannot listen on {address}")), "{text}");
     assert_eq!((code, sessions(&site)), (Some(1), 0), "the port may become free");
+    let nowhere = site.directory.join("none/switch.sock").display().to_string();
+    let (text, code) = failed_start(&site.directory, &["--no-tcp", "--socket", &nowhere]);
+    assert!(text.contains(&format!("cannot listen on {nowhere}")), "{text}");
+    assert_eq!((code, sessions(&site)), (Some(2), 0), "the directory stays away");
     let unit = include_str!("../../../../../packaging/aquifer-pool-switchd.service");
     assert!(unit.contains("\nRestart=on-failure\nRestartPreventExitStatus=2\n"), "{unit}");
 }

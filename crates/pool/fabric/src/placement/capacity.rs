@@ -379,8 +379,9 @@ impl Capacity {
         self.shelve(source, true);
     }
 
-    /// Returns what a donor can hand out.
-    pub(super) fn free_of(&self, donor: &DonorId) -> Bytes {
+    /// Returns what a donor can hand out: with what its pool promises beyond its capacity, and nothing while it takes
+    /// no new members.
+    pub fn free_of(&self, donor: &DonorId) -> Bytes {
         let source = Source::Slabs { donor: donor.clone() };
         self.offers.get(&source).map_or(Bytes::ZERO, |offer| self.free(&source, offer))
     }

@@ -3,9 +3,10 @@
 
 //! The fabric: zones, and endpoints, which are hosts, donors and devices. Its switches are in `switches.rs`.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-use aquifer_fabric::{Availability, Bytes, DeviceId, DonorId, HostId, ZoneId};
+use aquifer_fabric::{Availability, Bytes, Capacity, DeviceId, DonorId, HostId, ZoneId};
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Problem};
@@ -17,7 +18,18 @@ use crate::order::Act;
 const FABRICS: &str = "/redfish/v1/Fabrics";
 pub(super) const FABRIC: &str = "/redfish/v1/Fabrics/Aquifer";
 
-type Promised = BTreeMap<DonorId, Bytes>;
+/// What is promised from each donor, and what is free. Counted once for all bodies of an answer, if one is a donor's:
+/// it takes a look at every volume.
+#[derive(Default)]
+struct Shares(OnceCell<(BTreeMap<DonorId, Bytes>, Capacity)>);
+
+impl Shares {
+    /// Returns what is promised from a donor, and what is free there.
+    fn of(&self, call: &Call<'_>, donor: &DonorId) -> (Bytes, Bytes) {
+        let (promised, free) = self.0.get_or_init(|| (call.snapshot.promised(), call.snapshot.free()));
+        (promised.get(donor).copied().unwrap_or_default(), free.free_of(donor))
+    }
+}
 
 pub(super) fn link(path: String) -> Value {
     json!({ "@odata.id": path })
@@ -77,8 +89,7 @@ pub(super) fn status(availability: Option<Availability>) -> Value {
     }
 }
 
-/// Returns the body of an endpoint. `promised` is what is promised from each donor, computed once for all bodies.
-fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value> {
+fn endpoint_body(call: &Call<'_>, shares: &Shares, id: &str) -> Option<Value> {
     let (kind, name) = id.split_once('.')?;
     let (parts, observed, desired) = (call.snapshot.topology.parts(), &call.snapshot.observed, &call.snapshot.desired);
     let (role, availability, enclosure, ours) = match kind {
@@ -93,14 +104,16 @@ fn endpoint_body(call: &Call<'_>, promised: &Promised, id: &str) -> Option<Value
         }
         "Donor" => {
             let donor: DonorId = name.parse().ok()?;
+            let enclosure = &parts.donors.get(&donor)?.enclosure;
             let report = observed.donors.get(&donor);
+            let (promised, free) = shares.of(call, &donor);
             let ours = json!({
                 "Kind": "Donor", "Capacity": report.map(|report| report.capacity), "Lent": call.snapshot.lent(&donor),
-                "Promised": promised.get(&donor).copied().unwrap_or_default(),
+                "Promised": promised, "Free": free,
                 "IsDraining": desired.draining.contains(&donor),
                 "IsDeclaredGone": desired.retired_donors.contains_key(&donor),
             });
-            ("Target", report.map(|report| report.availability), &parts.donors.get(&donor)?.enclosure, ours)
+            ("Target", report.map(|report| report.availability), enclosure, ours)
         }
         "Device" => {
             let device: DeviceId = name.parse().ok()?;
@@ -130,13 +143,13 @@ pub(super) fn endpoints(call: &Call<'_>) -> Result<Answer, Problem> {
     let hosts = parts.hosts.keys().map(|name| format!("Host.{name}"));
     let ids: Vec<String> = devices.chain(donors).chain(hosts).collect();
     let path = format!("{FABRIC}/Endpoints");
-    let promised = call.snapshot.promised();
-    let body = |id: &str| endpoint_body(call, &promised, id);
+    let shares = Shares::default();
+    let body = |id: &str| endpoint_body(call, &shares, id);
     Ok(Answer::of(200, collection(&path, "EndpointCollection", "Endpoints", &call.query, &ids, body)))
 }
 
 pub(super) fn endpoint(call: &Call<'_>) -> Result<Answer, Problem> {
-    or_missing(call, endpoint_body(call, &call.snapshot.promised(), call.name()))
+    or_missing(call, endpoint_body(call, &Shares::default(), call.name()))
 }
 
 pub(super) fn drain(call: &Call<'_>) -> Result<Answer, Problem> {
