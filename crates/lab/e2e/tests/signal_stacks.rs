@@ -351,14 +351,14 @@ fn a_handler_above_the_frame_it_interrupts_leaves_the_calls_memory_pinned() {
 
 #[test]
 fn a_program_that_asks_the_kernel_itself_keeps_the_stack_that_it_finds() {
-    // As Go's runtime does on each thread of a program with C. Its handler compares its frame with that stack, and ended
-    // the program.
+    // As Go's runtime does on each thread of a program with C. Its handler compares its frame with that stack, and
+    // ended the program.
     with_stacks(
         "found-stack",
         "static __thread stack_t found; static __thread int came; static pthread_barrier_t turn;
         static void on_signal(int number, siginfo_t *info, void *context) {
             char here, *at = &here, *low = found.ss_sp;
-            must(number == SIGUSR1 && at > low && at < low + found.ss_size, \"the stack that was found\");
+            must(number == SIGUSR1 && info && context && at > low && at < low + found.ss_size, \"the stack that was found\");
             all(data, data ? 1 << 20 : 0, 3, \"in a handler\");
             came++;
         }
