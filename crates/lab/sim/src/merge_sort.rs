@@ -5,7 +5,8 @@
 //! entries that point to them is sorted, in two halves by two threads, with a second array half as long.
 //!
 //! A comparison looks at the line itself, so in the last merges the lines are touched in random order, each block
-//! often, while the entries are read and written once in order. A pager should keep the lines, and let the entries pass.
+//! often, while the entries are read and written once in order. A pager should keep the lines, and let the entries
+//! pass.
 
 use crate::random::Random;
 use crate::workload::{Touch, Trace};
