@@ -79,8 +79,9 @@ pub struct BenchArgs {
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     ///
-    /// Only when named: aquifer-compressed; aquifer-flash-encrypted; aquifer-emulated:PROFILE; aquifer-node:N, over the
-    /// memory of NUMA node N; numactl:N, with all of the program's memory on that node; and aquifer-donors:N, over 1 to
+    /// Only when named: aquifer-compressed; aquifer-flash-encrypted; swap-zram-counted, whose compressed pages count in
+    /// the limit, as those of aquifer-compressed do; aquifer-emulated:PROFILE; aquifer-node:N, over the memory of NUMA
+    /// node N; numactl:N, with all of the program's memory on that node; and aquifer-donors:N, over 1 to
     /// 8 donors, each on its own host (a network namespace). The workloads kv, lookup, bfs-hints, gather, gather-python
     /// and hints use the library, and have the contenders blocking, own-faults (by loads; each thread resolves its own
     /// faults), hints, contexts and in-place: over flash, or over another tier, as in contexts:dram,

@@ -304,7 +304,7 @@ mod tests {
         for (workload, local, ours, theirs) in [
             ("bc", 50, "aquifer-dram", "swap-ram"),
             ("bc", 50, "aquifer-donor", "swap-ram"),
-            ("bc", 50, "aquifer-compressed", "swap-zram"),
+            ("bc", 50, "aquifer-compressed", "swap-zram-counted"),
             ("cg", 50, "aquifer-flash", "swap-disk"),
             ("stream", 30, "aquifer-flash", "swap-disk"),
             ("ycsb-a", 75, "cache:emulated:xl-flash-slc", "cache"),

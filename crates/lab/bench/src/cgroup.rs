@@ -130,6 +130,12 @@ impl Cgroup {
         vec!["/bin/sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), members]
     }
 
+    /// Sets another limit. The kernel makes room for it now, or refuses; then the former one stays.
+    pub fn set_limit(&self, bytes: u64) {
+        let file = if matches!(self.hierarchy, Hierarchy::V1(_)) { "memory.limit_in_bytes" } else { "memory.max" };
+        let _ = fs::write(self.path.join(file), bytes.to_string());
+    }
+
     pub fn measured(&self) -> Measured {
         let number = |file: &str| self.read(file).trim().parse().ok();
         match self.hierarchy {

@@ -17,8 +17,10 @@ pub enum SwapKind {
     Disk,
     /// A loop device over a file in tmpfs.
     Ram,
-    /// A zram device, lz4.
+    /// A zram device, lz4; its own memory is outside the limit.
     Zram,
+    /// The same, with its own memory inside the limit.
+    ZramCounted,
 }
 
 /// One way of running a program.
@@ -76,6 +78,7 @@ const NODE: &str = "aquifer-node:";
 const NUMACTL: &str = "numactl:";
 const COMPRESSED: &str = "aquifer-compressed";
 const FLASH_ENCRYPTED: &str = "aquifer-flash-encrypted";
+const ZRAM_COUNTED: &str = "swap-zram-counted";
 /// Suffix of the names of contenders that another build runs.
 pub const OTHER_BUILD: &str = "@against";
 
@@ -168,6 +171,7 @@ impl fmt::Display for Contender {
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
             Self::Swap(SwapKind::Zram) => "swap-zram",
+            Self::Swap(SwapKind::ZramCounted) => ZRAM_COUNTED,
             Self::MmapFile => "mmap-file",
             Self::Numactl(node) => return f.pad(&format!("{NUMACTL}{node}")),
             Self::Umap => "umap",
@@ -194,12 +198,13 @@ impl FromStr for Contender {
             "swap-disk" => Self::Swap(SwapKind::Disk),
             "swap-ram" => Self::Swap(SwapKind::Ram),
             "swap-zram" => Self::Swap(SwapKind::Zram),
+            ZRAM_COUNTED => Self::Swap(SwapKind::ZramCounted),
             "mmap-file" => Self::MmapFile,
             "umap" => Self::Umap,
             "fio" => Self::Fio,
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
-                    "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to \
+                    "'{text}' is not a contender; choose from {STANDARD},{COMPRESSED},{FLASH_ENCRYPTED},{ZRAM_COUNTED},{EMULATED}PROFILE,{DONORS}N (1 to \
                      {HOSTS_MAX}); {NODE}N and {NUMACTL}N take the memory of a NUMA node; workloads that use the library also have {}; ycsb-a and ycsb-c also have {}",
                     library::NAMES,
                     cache::NAMES
@@ -239,6 +244,7 @@ mod tests {
         for name in STANDARD.split(',').chain([
             COMPRESSED,
             FLASH_ENCRYPTED,
+            ZRAM_COUNTED,
             "aquifer-emulated:cmm-h",
             "aquifer-donors:1",
             "aquifer-donors:8",

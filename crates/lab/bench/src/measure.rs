@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::args::Settings;
 use crate::cache;
 use crate::cgroup::{Cgroup, Hierarchy, Measured};
-use crate::contender::Contender;
+use crate::contender::{Contender, SwapKind};
 use crate::failure::BenchFailure;
 use crate::idle_disk::wait_for_idle;
 use crate::interrupt::Interrupt;
@@ -36,6 +36,9 @@ const SWAP_ATTEMPTS_MAX: u32 = 3;
 /// the tier within a second.
 const FORKED_ROOM: u64 = 5;
 
+/// A limit that is shared with zram follows it in steps of this size, so that the kernel does not reclaim all the time.
+const SHARED_STEP_BYTES: u64 = 256 << 10;
+
 /// What every step needs.
 pub struct Bench<'a> {
     pub settings: &'a Settings,
@@ -46,6 +49,25 @@ pub struct Bench<'a> {
     pub graph: &'a Path,
     pub areas: &'a [SwapArea],
     pub interrupt: &'a Interrupt,
+}
+
+/// A limit that a program shares with the zram device to which it swaps: what the device takes, the program loses.
+struct SharedLimit<'a> {
+    area: &'a SwapArea,
+    cgroup: &'a Cgroup,
+    limit: u64,
+    /// What the device took when the program's limit was last set.
+    zram: u64,
+}
+
+impl SharedLimit<'_> {
+    fn follow(&mut self) {
+        let zram = self.area.zram_bytes().unwrap_or(0);
+        if zram.abs_diff(self.zram) >= SHARED_STEP_BYTES {
+            self.cgroup.set_limit(self.limit.saturating_sub(zram).max(SHARED_STEP_BYTES));
+            self.zram = zram;
+        }
+    }
 }
 
 impl Bench<'_> {
@@ -95,13 +117,14 @@ impl Bench<'_> {
         let arrays = self.file(&mut files, "arrays");
         let keys = self.tree(&mut files, CERTIFICATES_KIND);
         let server = self.tree(&mut files, SERVER_KIND);
-        let _swap = match &step.contender {
+        let area = match &step.contender {
             Contender::Swap(kind) => {
                 let area = self.areas.iter().find(|area| area.kind == *kind);
-                Some(area.ok_or_else(|| BenchFailure::trouble("its swap area is not prepared", ""))?.on()?)
+                Some(area.ok_or_else(|| BenchFailure::trouble("its swap area is not prepared", ""))?)
             }
             _ => None,
         };
+        let _swap = area.map(SwapArea::on).transpose()?;
         let swaps = matches!(step.contender, Contender::Swap(_));
         let cgroup = self
             .hierarchy
@@ -120,10 +143,16 @@ impl Bench<'_> {
         // A program of the user's own reports nothing, so its memory is sampled, but in no run that is compared.
         let samples = step.workload.is_own() && step.is_calibration;
         let mut sampled_bytes = 0;
+        let counted = area.filter(|area| area.kind == SwapKind::ZramCounted);
+        let mut shares = counted
+            .zip(cgroup.as_ref())
+            .zip(step.limit_bytes)
+            .map(|((area, cgroup), limit)| SharedLimit { area, cgroup, limit, zram: 0 });
         let finished = process::run_watched(command, self.settings.timeout, self.interrupt, &mut |process| {
             if samples {
                 sampled_bytes = sampled_bytes.max(user_program::resident(process));
             }
+            shares.iter_mut().for_each(SharedLimit::follow);
         })?;
         run.peak_resident_bytes = samples.then_some(sampled_bytes);
         let measured = cgroup.as_ref().map_or_else(Measured::default, Cgroup::measured);

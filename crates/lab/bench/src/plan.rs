@@ -137,7 +137,7 @@ impl Obstacles {
                 let own = match kind {
                     SwapKind::Disk => None,
                     SwapKind::Ram => self.swap_ram.clone(),
-                    SwapKind::Zram => self.swap_zram.clone(),
+                    SwapKind::Zram | SwapKind::ZramCounted => self.swap_zram.clone(),
                 };
                 self.limit.clone().or_else(|| self.swap.clone()).or(own)
             }

@@ -204,6 +204,7 @@ pub fn obstacles(
     let asked_python = measured.iter().any(|one| one.workload.is_python());
     let asked_numactl = settings.contenders.iter().any(|contender| matches!(contender, Contender::Numactl(_)));
     let nodes = memory_run::nodes();
+    let asked_zram = [SwapKind::Zram, SwapKind::ZramCounted].into_iter().any(|kind| asked(&Contender::Swap(kind)));
     let is_missing = |node: &u32| !nodes.iter().any(|found| found.number == *node && found.has_memory);
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
@@ -218,7 +219,7 @@ pub fn obstacles(
         python: asked_python.then(python_obstacle).flatten(),
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),
-        swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
+        swap_zram: asked_zram.then(swap::obstacle_zram).flatten(),
         tls: asked(&Contender::AquiferDonorTls).then(certificates::obstacle).flatten(),
         umap: umap_missing.map(|one| {
             format!(
@@ -242,7 +243,7 @@ fn python_obstacle() -> Option<String> {
 /// Prepares each kind of swap that the plan needs, and tries it once. A kind that fails is removed from the plan.
 pub fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &Progress) -> Vec<SwapArea> {
     let mut areas = Vec::new();
-    for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram] {
+    for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram, SwapKind::ZramCounted] {
         let contender = Contender::Swap(kind);
         let needs =
             |step: &Step| (step.contender == contender).then_some(step.footprint_bytes * step.workload.processes);

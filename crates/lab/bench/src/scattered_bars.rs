@@ -13,7 +13,7 @@ const PAIRS: [(&str, &str, f64, Option<f64>); 5] = [
     ("aquifer-dram", "swap-ram", 4.0, Some(8.0)),
     ("aquifer-dram", "swap-zram", 2.5, Some(4.0)),
     ("aquifer-flash", "swap-disk", 1.5, Some(3.0)),
-    ("aquifer-compressed", "swap-zram", 1.5, None),
+    ("aquifer-compressed", "swap-zram-counted", 1.5, None),
     ("aquifer-donor", "swap-ram", 1.5, Some(2.0)),
 ];
 

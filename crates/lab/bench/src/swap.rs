@@ -88,9 +88,17 @@ impl SwapArea {
         let (device, about) = match kind {
             SwapKind::Disk => on_disk(directory, token, bytes, &mut undo)?,
             SwapKind::Ram => in_ram(directory, token, bytes, &mut undo)?,
-            SwapKind::Zram => in_zram(token, bytes, &mut undo)?,
+            SwapKind::Zram | SwapKind::ZramCounted => in_zram(token, bytes, &mut undo)?,
         };
         Ok(Self { kind, device, about, _undo: undo })
+    }
+
+    /// The memory that a zram device takes now; `None` for others. See `mm_stat` in the kernel's
+    /// admin-guide/blockdev/zram.rst.
+    pub fn zram_bytes(&self) -> Option<u64> {
+        let name = self.device.file_name()?.to_str()?;
+        let text = fs::read_to_string(format!("/sys/block/{name}/mm_stat")).ok()?;
+        memory_used(&text)
     }
 
     /// Switches the area on, unless another one is already on.
@@ -107,6 +115,11 @@ impl SwapArea {
         call("swapon", &[&self.device.to_string_lossy()])?;
         Ok(SwapOn(undo))
     }
+}
+
+/// The third number of `mm_stat`: what compressed pages and the allocator's rest take.
+fn memory_used(mm_stat: &str) -> Option<u64> {
+    mm_stat.split_whitespace().nth(2)?.parse().ok()
 }
 
 fn on_disk(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
@@ -181,4 +194,15 @@ fn write_zeros(path: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let (of, count) = (format!("of={}", path.display()), format!("count={}", bytes / (4 * MIB)));
     let words = ["if=/dev/zero", &of, "bs=4M", &count, "conv=notrunc,fsync", "status=none"];
     call("dd", &[&words[..], &["oflag=direct"]].concat()).or_else(|_| call("dd", &words)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_zram_device_is_the_third_number() {
+        assert_eq!(memory_used("12345344 1182924 2310144 0 2310144 10 0 0 0\n"), Some(2_310_144));
+        assert_eq!(memory_used(""), None);
+    }
 }
