@@ -130,10 +130,11 @@ impl Cgroup {
         vec!["/bin/sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), members]
     }
 
-    /// Sets another limit. The kernel makes room for it now, or refuses; then the former one stays.
-    pub fn set_limit(&self, bytes: u64) {
+    /// Sets another limit. The kernel makes room for it now, or refuses, and then the former one stays.
+    #[must_use]
+    pub fn set_limit(&self, bytes: u64) -> bool {
         let file = if matches!(self.hierarchy, Hierarchy::V1(_)) { "memory.limit_in_bytes" } else { "memory.max" };
-        let _ = fs::write(self.path.join(file), bytes.to_string());
+        fs::write(self.path.join(file), bytes.to_string()).is_ok()
     }
 
     pub fn measured(&self) -> Measured {

@@ -56,15 +56,16 @@ struct SharedLimit<'a> {
     area: &'a SwapArea,
     cgroup: &'a Cgroup,
     limit: u64,
-    /// What the device took when the program's limit was last set.
+    /// What the program's limit leaves to the device.
     zram: u64,
 }
 
 impl SharedLimit<'_> {
     fn follow(&mut self) {
         let zram = self.area.zram_bytes().unwrap_or(0);
-        if zram.abs_diff(self.zram) >= SHARED_STEP_BYTES {
-            self.cgroup.set_limit(self.limit.saturating_sub(zram).max(SHARED_STEP_BYTES));
+        let limit = self.limit.saturating_sub(zram).max(SHARED_STEP_BYTES);
+        // The kernel refuses (EBUSY) what it cannot reclaim at once; then the next look tries again.
+        if zram.abs_diff(self.zram) >= SHARED_STEP_BYTES && self.cgroup.set_limit(limit) {
             self.zram = zram;
         }
     }
