@@ -28,6 +28,13 @@ pub fn failed_tests(output: &str) -> Vec<String> {
     list.lines().map_while(|line| line.strip_prefix("    ")).map(str::to_owned).collect()
 }
 
+/// The tests that had run for over a minute and had not ended when the program was killed.
+pub fn unfinished_tests(output: &str) -> Vec<&str> {
+    let slow = |line| str::strip_prefix(line, "test ")?.split_once(" has been running for over ");
+    let is_open = |name: &&str| !output.lines().any(|line| line.starts_with(&format!("test {name} ... ")));
+    output.lines().filter_map(slow).map(|(name, _)| name).filter(is_open).collect()
+}
+
 /// What a failed test printed.
 pub fn printed_by<'a>(output: &'a str, test: &str) -> &'a str {
     let head = format!("\n---- {test} stdout ----\n");
@@ -94,6 +101,14 @@ test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
    Doc-tests aquifer_core
 test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
+
+    #[test]
+    fn a_hung_program_names_its_unfinished_tests() {
+        let output = "test a has been running for over 60 seconds\ntest a ... ok\n\
+            test b has been running for over 60 seconds\ntest c ... ok\n";
+        assert_eq!(unfinished_tests(output), ["b"]);
+        assert!(unfinished_tests("test c ... ok\n").is_empty());
+    }
 
     #[test]
     fn failed_tests_are_named_with_what_they_printed() {

@@ -35,7 +35,8 @@ pub struct Summary {
     counts: TestCounts,
     skips: BTreeSet<Skip>,
     unsteady: Vec<String>,
-    /// The tests that failed, including those that passed in a second run, each with the end of its output.
+    /// The tests that failed, including those that passed in a second run, and the programs that ended without a
+    /// result, each with the end of its output.
     failures: Vec<String>,
 }
 
@@ -110,14 +111,22 @@ fn run_jobs(mut jobs: Vec<Job>, file: &Path, allowed: Option<&str>) -> (Summary,
         let names = test_counts::failed_tests(&ended.output);
         match ended.status {
             Ok(status) if status.success() => return,
-            Ok(status) if names.is_empty() || !job.has_names => complaints.push(format!("{}: {status}", job.name)),
+            Ok(status) if names.is_empty() || !job.has_names => {
+                summary.add_failure(&format!("{}: {status}", job.name), &ended.output);
+                complaints.push(format!("{}: {status}", job.name));
+            }
             Ok(_) => {}
-            Err(why) => complaints.push(format!("{}: {why}", job.name)),
+            Err(why) => {
+                let unfinished = test_counts::unfinished_tests(&ended.output).join(", ");
+                let unfinished = if unfinished.is_empty() { unfinished } else { format!("; unfinished: {unfinished}") };
+                let complaint = format!("{}: {why}{unfinished}", job.name);
+                summary.add_failure(&complaint, &ended.output);
+                complaints.push(complaint);
+            }
         }
         for name in names {
             let printed = test_counts::printed_by(&ended.output, &name);
-            summary.failures.push(format!("  {} {name}", job.name));
-            summary.failures.extend(last_lines(printed).map(|line| format!("    {line}")));
+            summary.add_failure(&format!("{} {name}", job.name), printed);
             let is_wrong = printed.contains(FOUND_WRONG);
             failed.push((index, name, is_wrong || !job.has_names));
         }
@@ -244,6 +253,12 @@ impl Summary {
         Self { counts, skips, unsteady: Vec::new(), failures: Vec::new() }
     }
 
+    /// Notes what failed, with the end of what it printed.
+    fn add_failure(&mut self, what: &str, printed: &str) {
+        self.failures.push(format!("  {what}"));
+        self.failures.extend(last_lines(printed).map(|line| format!("    {line}")));
+    }
+
     /// Reads which tests were skipped, and complains of reasons that are not allowed.
     fn add_skips(&mut self, file: &Path, allowed: Option<&str>, complaints: &mut Vec<String>) {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -328,9 +343,10 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_without_a_result_is_a_complaint() {
-        let (lines, complaints) = summary("ended", &["exit 101", "exit 0"], None);
+        let (lines, complaints) = summary("ended", &["echo 'test a ... ok'; exit 101", "exit 0"], None);
         assert_eq!(lines.last().map(String::as_str), Some("0 passed, 0 failed, 0 skipped"));
         assert_eq!(complaints, ["pins: exit status: 101"]);
+        assert!(lines.join("\n").contains("\n  pins: exit status: 101\n    test a ... ok\n"), "{lines:?}");
     }
 
     /// A test program whose test `a` prints this and fails, unless it is asked for by name.

@@ -15,6 +15,9 @@ use crate::build::binaries;
 /// slow machine that is busy with other tests.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
+/// How long a program's output may stay open after its end: a process that it left behind may have inherited it.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(60);
+
 /// How a program ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
@@ -137,7 +140,8 @@ impl Running {
         children.split_whitespace().next()?.parse().ok()
     }
 
-    /// Waits up to `limit` for the end; then kills the launcher, which kills its program, too.
+    /// Waits up to `limit` for the end; then kills the launcher and its descendants. Panics if processes that the
+    /// program left behind keep its output open for longer than [`OUTPUT_LIMIT`].
     pub fn wait(mut self, limit: Duration) -> Ended {
         let started = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -145,7 +149,7 @@ impl Running {
             match self.child.try_wait().expect("it is our child") {
                 Some(status) => break Some(status),
                 None if started.elapsed() > limit => {
-                    let _ = self.child.kill();
+                    kill(&with_descendants(self.child.id()));
                     let _ = self.child.wait();
                     break None;
                 }
@@ -156,9 +160,40 @@ impl Running {
         use std::os::unix::process::ExitStatusExt;
         let status = status.map(|status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
         let readers = self.readers.take().expect("they are waited for once");
+        let ended = Instant::now();
+        while readers.iter().any(|reader| !reader.is_finished()) {
+            let waited = ended.elapsed();
+            assert!(
+                waited < OUTPUT_LIMIT,
+                "a process that the program left behind holds its output; status {status:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let [stdout, stderr] = readers.map(|reader| reader.join().expect("reading does not panic"));
         Ended { status, stdout, stderr }
     }
+}
+
+/// A process and those that descend from it through parents that are still there, itself first.
+fn with_descendants(process: u32) -> Vec<u32> {
+    let mut found = vec![process];
+    let mut at = 0;
+    while at < found.len() {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", found[at])).into_iter().flatten().flatten();
+        let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<u32> = children
+            .flat_map(|list| list.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>())
+            .collect();
+        found.extend(children);
+        at += 1;
+    }
+    found
+}
+
+/// Kills these processes; some may have ended.
+fn kill(processes: &[u32]) {
+    let numbers = processes.iter().map(u32::to_string);
+    let _ = Command::new("kill").arg("-KILL").args(numbers).stderr(Stdio::null()).status();
 }
 
 /// Waits until `done` returns true, for up to [`LIMIT`].
@@ -185,4 +220,20 @@ pub fn run(command: Command, limit: Duration) -> Ended {
 pub fn stats(file: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(file).expect("the statistics were written");
     serde_json::from_str(&text).expect("the statistics are JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Children that outlived a program at its limit kept the test waiting for their output.
+    #[test]
+    fn at_the_limit_all_descendants_end() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sh -c 'sleep 1000 & echo $!; wait' & wait"]);
+        let ended = run(command, Duration::from_secs(1));
+        assert_eq!(ended.status, None);
+        let sleeper = ended.stdout.trim().parse().expect("the process ID of sleep");
+        eventually("the end of sleep", || has_ended(sleeper));
+    }
 }

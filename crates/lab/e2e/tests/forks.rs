@@ -257,7 +257,7 @@ static void fail(void) {
 }
 /* Children are killed at any time: what they used is given back, or the tier would be full. */
 static void kill_them(void) {
-    for (int turn = 0; turn < 40; turn++) {
+    for (int turn = 0; turn < 20; turn++) {
         pid_t child = prepared_fork();
         if (child == 0) { part(); for (;;) change(4); }
         change(4);
@@ -316,6 +316,7 @@ int main(int count, char **words) {
     for (size_t at = 0; at < pages; at++) write_page(at, 1);
     check("at first");
     if (is("nest")) nest(3);
+    else if (is("nest twice")) nest(2);
     else if (is("many")) many();
     else if (is("busy")) busy();
     else if (is("orphan")) orphan();
@@ -456,8 +457,9 @@ fn pages_shared_with_a_child_leave_at_once() {
 #[test]
 fn related_processes_share_a_chain_of_tiers() {
     let flash = format!("flash:{}", scratch("forks-chain").display());
-    for delivery in ["signal", "listener"] {
-        for kind in ["fork", "nest", "many", "busy", "orphan"] {
+    let by_signal = &["fork", "nest twice", "many", "busy", "orphan"][..];
+    for (delivery, kinds) in [("signal", by_signal), ("listener", &["many", "orphan"])] {
+        for kind in kinds {
             let chain = ["--dram", "16MiB", "--tier", "dram:size=12MiB", "--tier", &flash, "--delivery", delivery];
             forks(&chain, kind, "24");
         }
