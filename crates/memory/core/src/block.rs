@@ -147,6 +147,9 @@ pub struct Block {
     pub protected: bool,
     /// True while it is exchanged by copying, so that its pages are accounted for at both ends.
     pub copied: bool,
+    /// True if a store ended its last seal. It is not sealed then, because that would most likely cost another fault,
+    /// until a seal is tried again (`engine/reports.rs`).
+    pub seal_ended: bool,
     /// Its temperature.
     pub(crate) reading: Reading,
     /// The frame, in the states that have one; otherwise [`NONE`].
@@ -163,7 +166,7 @@ pub struct Block {
 /// | 0    | 0-3   | state                                                                       |
 /// |      | 4-7   | exponent of the size, exclusive or with that of the map's usual size         |
 /// |      | 8-9   | waiting                                                                     |
-/// |      | 10-14 | wanted, known_clean, sealed, protected, copied                              |
+/// |      | 10-15 | wanted, known_clean, sealed, protected, copied, seal_ended                 |
 /// |      | 16-23 | temperature                                                                 |
 /// | 1    | 0-31  | frame, plus one                                                             |
 /// | 2    | 0-31  | evicted_at                                                                  |
@@ -186,6 +189,7 @@ impl Block {
             sealed: false,
             protected: false,
             copied: false,
+            seal_ended: false,
             reading: Reading::default(),
             frame: NONE,
             evicted_at: 0,
@@ -197,7 +201,7 @@ impl Block {
     pub(crate) fn to_entry(self, usual: Order) -> Entry {
         let order = (self.order.exponent() ^ usual.exponent()) as u32;
         let (temperature, stamp) = self.reading.parts();
-        let flags = [self.wanted, self.known_clean, self.sealed, self.protected, self.copied];
+        let flags = [self.wanted, self.known_clean, self.sealed, self.protected, self.copied, self.seal_ended];
         let flags = flags.iter().enumerate().fold(0, |bits, (place, flag)| bits | u32::from(*flag) << place);
         let first =
             self.state as u32 | order << 4 | (self.waiting as u32) << 8 | flags << 10 | u32::from(temperature) << 16;
@@ -218,6 +222,7 @@ impl Block {
             sealed: flag(2),
             protected: flag(3),
             copied: flag(4),
+            seal_ended: flag(5),
             reading: Reading::of_parts((first >> 16) as u8, stamp as u16),
             frame: frame.wrapping_sub(1),
             evicted_at,
@@ -276,11 +281,11 @@ mod tests {
             state in 0..State::ALL.len(),
             waiting in 0..Waiting::ALL.len(),
             (order, usual) in (any_order(), any_order()),
-            flags in any::<[bool; 5]>(),
+            flags in any::<[bool; 6]>(),
             (temperature, stamp) in any::<(u8, u16)>(),
             (frame, evicted_at) in any::<(u32, u32)>(),
         ) {
-            let [wanted, known_clean, sealed, protected, copied] = flags;
+            let [wanted, known_clean, sealed, protected, copied, seal_ended] = flags;
             let block = Block {
                 state: State::ALL[state],
                 order,
@@ -290,6 +295,7 @@ mod tests {
                 sealed,
                 protected,
                 copied,
+                seal_ended,
                 reading: Reading::of_parts(temperature, stamp),
                 frame,
                 evicted_at,

@@ -179,6 +179,8 @@ pub struct Engine {
     refaults: Refaults,
     /// Consecutive failed write-backs.
     pub(crate) failed_in_a_row: u32,
+    /// Blocks that lost their last seal to a store, and have left unchanged.
+    seal_candidates: u32,
     /// Whether the worker should retry blocks whose write-back failed.
     pub(crate) tries_again: bool,
     /// Whether a small block has been installed since credit was last made for small blocks.
@@ -232,6 +234,7 @@ impl Engine {
             counts: EngineCounts::default(),
             refaults: Refaults::default(),
             failed_in_a_row: 0,
+            seal_candidates: 0,
             tries_again: false,
             copies_lately: false,
             moves_lately: 0,

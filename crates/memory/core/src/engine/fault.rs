@@ -185,6 +185,7 @@ impl Engine {
                 self.resident_pages -= u64::from(order.pages());
                 let mut entry = self.map.block_mut(block);
                 entry.become_state(State::Installing);
+                entry.seal_ended |= entry.sealed && write;
                 FaultStep::FillHole { block, pages, page, sealed: entry.sealed }
             }
             State::Standby => self.rescue(block, write),
@@ -273,7 +274,7 @@ impl Engine {
 
     /// How the `count` blocks from `first` on, which are being fetched or installed, move to the program's address.
     /// Small blocks are copied while there is credit for the second set of pages; they are sealed if the access is not
-    /// a write and the tier has the same bytes.
+    /// a write, the tier has the same bytes, and no store ended the last seal of any of them.
     pub(super) fn exchange(&mut self, first: BlockIndex, count: u32, write: bool) -> Exchange {
         let weight = self.weight(first);
         let small = weight * count <= self.settings.copied_pages_max;
@@ -289,8 +290,11 @@ impl Engine {
         }
         let stride = self.map.stride(first);
         let blocks = (0..count).map(|place| BlockIndex(first.0 + place * stride));
-        let clean = blocks.clone().all(|block| self.map.block(block).known_clean);
-        let seal = self.settings.seals && clean && !write;
+        let stays_clean = |block| {
+            let Block { known_clean, seal_ended, .. } = self.map.block(block);
+            known_clean && !seal_ended
+        };
+        let seal = self.settings.seals && !write && blocks.clone().all(stays_clean);
         for block in blocks {
             let mut entry = self.map.block_mut(block);
             (entry.copied, entry.sealed, entry.protected) = (true, seal, seal);

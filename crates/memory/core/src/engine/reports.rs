@@ -9,11 +9,15 @@
 //! Next on the path: `map/heat.rs` for a block that has arrived; `standby.rs` for one that was evicted.
 
 use super::Engine;
-use crate::block::{NONE, State, Waiting};
+use crate::block::{Block, NONE, State, Waiting};
 use crate::guard;
 use crate::map::OwnSlot;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex};
+
+/// Of blocks whose last seal a store ended, and that leave unchanged, about one in this many is sealed again. Chosen,
+/// not measured.
+const BLOCKS_PER_SEAL_PROBE: u32 = 4;
 
 /// The outcome of comparing a standby block with the tier's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +76,7 @@ impl Engine {
         let mut entry = self.map.block_mut(block);
         // A sealed block has not been written to since its bytes came from the tier.
         entry.known_clean = std::mem::take(&mut entry.sealed);
+        entry.seal_ended &= !entry.known_clean;
         entry.protected = false;
         let copied = std::mem::take(&mut entry.copied);
         drop(entry);
@@ -91,7 +96,7 @@ impl Engine {
         self.leave(block);
         self.give_back_frame(block);
         let mut entry = self.map.block_mut(block);
-        (entry.sealed, entry.protected) = (false, false);
+        (entry.sealed, entry.protected, entry.seal_ended) = (false, false, false);
         drop(entry);
         self.repay(u64::from(self.weight(block)));
         self.counts.dropped_clean_blocks += 1;
@@ -140,6 +145,7 @@ impl Engine {
         let verdict = if zero { CleanVerdict::Zero } else { verdict };
         match verdict {
             CleanVerdict::Stored | CleanVerdict::Zero => {
+                self.probe_seal(block, guards);
                 self.map.set_guards(block, guards);
                 self.failed_in_a_row = 0;
                 if self.has_failed(block) {
@@ -170,6 +176,20 @@ impl Engine {
         self.finish(block, if verdict == CleanVerdict::Zero { State::Empty } else { State::Stored })
     }
 
+    /// Lets some blocks whose bytes did not change be sealed at their next fetch. Only a seal tells whether such a
+    /// block was written to: a program may undo a store, as one that counts references does.
+    fn probe_seal(&mut self, block: BlockIndex, guards: &[u64]) {
+        let Block { waiting, seal_ended, .. } = self.map.block(block);
+        // A block that was read ahead and never touched says nothing about the program.
+        if !seal_ended || waiting == Waiting::ReadAhead || self.map.guards(block) != guards {
+            return;
+        }
+        self.seal_candidates = self.seal_candidates.wrapping_add(1);
+        if self.seal_candidates.is_multiple_of(BLOCKS_PER_SEAL_PROBE) {
+            self.map.block_mut(block).seal_ended = false;
+        }
+    }
+
     /// A frame's pages went back to the kernel.
     pub fn emptied(&mut self, frame: FrameIndex) {
         self.frames.put_unbacked(frame);
@@ -180,10 +200,10 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Advice, Plan, Settings, Task, Transfers};
+    use crate::engine::{Advice, Exchange, FaultStep, Plan, Settings, Task, Transfers};
     use crate::map::Delivery;
     use crate::policy::{self, PolicyName};
-    use crate::units::{Order, PageIndex};
+    use crate::units::{Order, PageIndex, ThreadIndex};
 
     /// Writes the block at page 0 back, with these guards.
     fn write_back(engine: &mut Engine, verdict: CleanVerdict, guards: &[u64]) {
@@ -198,6 +218,7 @@ mod tests {
                         engine.slot_for(block).expect("the tier has room");
                         engine.cleaned(block, verdict, guards);
                     }
+                    Task::Drop { block, .. } => drop(engine.dropped(block)),
                     other => panic!("unforeseen: {other:?}"),
                 }
             }
@@ -217,5 +238,50 @@ mod tests {
         write_back(&mut engine, CleanVerdict::Failed, &[5, 7, 8, guard::ZERO]);
         assert_eq!(engine.map.guards(block), [guard::UNKNOWN, guard::UNKNOWN, guard::UNKNOWN, guard::ZERO]);
         assert_eq!(engine.map.block(block).state, State::Standby);
+    }
+
+    /// Evicts the page, whose bytes have this guard then, and reads it again. Returns whether it is sealed.
+    #[track_caller]
+    fn sealed_after(engine: &mut Engine, guard: u64) -> bool {
+        write_back(engine, CleanVerdict::Stored, &[guard]);
+        let step = engine.fault(PageIndex(0), ThreadIndex(0), false, true);
+        let FaultStep::Fetch { block, exchange: Exchange::Copy { seal }, .. } = step else { panic!("{step:?}") };
+        engine.installed(block, Arrival::Rescued);
+        seal
+    }
+
+    /// A store to the page, which is resident and sealed.
+    #[track_caller]
+    fn end_seal(engine: &mut Engine) {
+        let step = engine.fault(PageIndex(0), ThreadIndex(0), true, true);
+        let FaultStep::FillHole { block, sealed: true, .. } = step else { panic!("{step:?}") };
+        engine.installed(block, Arrival::Rescued);
+    }
+
+    /// Each page that is read and then written to took two faults whenever it came back.
+    #[test]
+    fn a_block_that_lost_its_seal_to_a_store_is_seldom_sealed_until_no_store_ends_a_seal() {
+        let settings = Settings { budget_pages: 64, copied_pages_max: 4, seals: true, ..Settings::PLAIN };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(PageIndex(0), PageIndex(1), Order::MIN, Delivery::Signal, &mut |_, _| false);
+        let step = engine.fault(PageIndex(0), ThreadIndex(0), true, true);
+        let FaultStep::Fill { block, .. } = step else { panic!("{step:?}") };
+        engine.installed(block, Arrival::Fresh);
+        assert!(sealed_after(&mut engine, 5), "it has had no seal yet");
+        end_seal(&mut engine);
+        assert!(!sealed_after(&mut engine, 6), "a store ended its seal");
+        assert!(!sealed_after(&mut engine, 7), "and it was written to again");
+        // It is written to in each stay, and leaves as it came.
+        let mut seals = 0;
+        for _ in 0..16 {
+            if sealed_after(&mut engine, 7) {
+                seals += 1;
+                end_seal(&mut engine);
+            }
+        }
+        assert_eq!(seals, 16 / BLOCKS_PER_SEAL_PROBE);
+        // It is not written to any more.
+        assert!((0..BLOCKS_PER_SEAL_PROBE).any(|_| sealed_after(&mut engine, 7)));
+        assert!((0..4).all(|_| sealed_after(&mut engine, 7)), "no store ends its seal");
     }
 }

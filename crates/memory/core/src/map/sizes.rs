@@ -51,8 +51,8 @@ impl BlockMap {
     /// Divides the `units` units that begin with `first` into blocks of `order` in `state`. No thread is working on the
     /// blocks there.
     fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
-        let Block { sealed, protected, evicted_at, .. } = self.block(first);
-        let new = Block { state, sealed, protected, evicted_at, ..Block::new(order) };
+        let Block { sealed, protected, seal_ended, evicted_at, .. } = self.block(first);
+        let new = Block { state, sealed, protected, seal_ended, evicted_at, ..Block::new(order) };
         self.fill(first.0, units, new);
     }
 }
