@@ -76,10 +76,10 @@ impl Store {
         if read_fully(&self.file, room.unit * UNIT_BYTES as u64, bytes).is_err() {
             return false;
         }
-        let mut at = 0;
+        let (mut at, touched) = (0, self.touched());
         while at < span.filled {
             let mut batch = Batch::default();
-            at = self.gather(room.unit, bytes, at, kept, &mut batch);
+            at = self.gather(room.unit, bytes, at, kept, touched, &mut batch);
             if !self.place(&batch, kept) {
                 return false;
             }
@@ -87,12 +87,13 @@ impl Store {
         true
     }
 
-    /// Collects live records from unit `at` on. Returns the unit at which to continue.
-    fn gather(&self, start: u64, bytes: &[u8], mut at: u32, kept: &mut [u8], batch: &mut Batch) -> u32 {
+    /// Collects live records from unit `at` on, of pages below `touched`. Returns the unit at which to continue.
+    fn gather(&self, start: u64, bytes: &[u8], mut at: u32, kept: &mut [u8], touched: usize, batch: &mut Batch) -> u32 {
         let units = (bytes.len() / UNIT_BYTES) as u32;
         while at < units && batch.count < BATCH_MAX {
             let from = at as usize * UNIT_BYTES;
-            let Some((page, entry, record)) = self.live(start + u64::from(at), &bytes[from..from + HEADER_BYTES])
+            let Some((page, entry, record)) =
+                self.live(start + u64::from(at), &bytes[from..from + HEADER_BYTES], touched)
             else {
                 at += 1;
                 continue;
@@ -111,10 +112,11 @@ impl Store {
         at
     }
 
-    /// The page, the entry and the record whose header is at this unit, if it is live.
-    fn live(&self, unit: u64, header: &[u8]) -> Option<(usize, Entry, Record)> {
+    /// The page, the entry and the record whose header is at this unit, if it is live. Any bytes may look like a
+    /// header, and reading an entry past `touched` would make the kernel allocate a page of the table.
+    fn live(&self, unit: u64, header: &[u8], touched: usize) -> Option<(usize, Entry, Record)> {
         let page = u32::from_le_bytes(header.try_into().ok()?) as usize;
-        let entry = (page < self.entries.len()).then(|| self.entry(page))?;
+        let entry = (page < touched).then(|| self.entry(page))?;
         let Stored::Record(record) = entry.stored() else { return None };
         (record.unit == unit).then_some((page, entry, record))
     }

@@ -293,7 +293,7 @@ impl Store {
     }
 
     /// The number of pages from the start of which something was ever stored.
-    fn touched(&self) -> usize {
+    pub(super) fn touched(&self) -> usize {
         let touched = self.counters[TOUCHED].load(Ordering::SeqCst);
         usize::try_from(touched).unwrap_or(usize::MAX).min(self.entries.len())
     }
