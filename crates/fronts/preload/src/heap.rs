@@ -14,7 +14,7 @@
 #![allow(unsafe_code, reason = "the C ABI of malloc, and jemalloc's")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use aquifer_sys::memory::drop_pages;
 use aquifer_sys::raw::syscall;
@@ -28,6 +28,12 @@ use crate::start::{instance, instance_inside};
 /// Arenas for small objects. Threads take them in turn. jemalloc's own choice is four per CPU; eight is what that gives
 /// on the machine where this was measured.
 const SMALL_ARENAS: usize = 8;
+
+/// jemalloc takes memory for small objects in pieces of at least this size, to divide them later.
+const GROWTH_BYTES: usize = 2 << 20;
+/// An arena gets no such piece until it has this much: most programs are shells and filters, which never need as much,
+/// and what is managed takes its part of the budget of a tree, touched or not.
+const SMALL_ARENA_BYTES: usize = 512 << 10;
 
 /// Alignment of jemalloc's requests for its own bookkeeping, which is never managed: a thread that holds
 /// one of its locks must not wait for the pager.
@@ -55,6 +61,8 @@ static _rjem_malloc_conf: Configuration = Configuration(
 static BIG_ARENA: AtomicU32 = AtomicU32::new(0);
 /// The arenas for small objects; valid once the big arena exists.
 static SMALL: [AtomicU32; SMALL_ARENAS] = [const { AtomicU32::new(0) }; SMALL_ARENAS];
+/// Bytes that each of them has requested in extents below [`GROWTH_BYTES`].
+static SMALL_TAKEN_BYTES: [AtomicUsize; SMALL_ARENAS] = [const { AtomicUsize::new(0) }; SMALL_ARENAS];
 /// Hands out arenas to threads in turn.
 static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
 
@@ -151,9 +159,23 @@ extern "C" fn extent_for_small(
     alignment: usize,
     zero: *mut bool,
     commit: *mut bool,
-    _: c_uint,
+    arena: c_uint,
 ) -> *mut c_void {
-    if new.is_null() { extent(size, alignment, zero, commit, Origin::SmallObjects) } else { std::ptr::null_mut() }
+    if !new.is_null() || (alignment < BOOKKEEPING_ALIGNMENT && refuses_growth(arena, size)) {
+        return std::ptr::null_mut();
+    }
+    extent(size, alignment, zero, commit, Origin::SmallObjects)
+}
+
+/// Counts a request of `size`. Returns whether to refuse it, because the arena should not take so much for later;
+/// jemalloc then requests only what it needs now.
+fn refuses_growth(arena: c_uint, size: usize) -> bool {
+    let Some(place) = SMALL.iter().position(|small| small.load(Ordering::Relaxed) == arena) else { return false };
+    if size >= GROWTH_BYTES {
+        return SMALL_TAKEN_BYTES[place].load(Ordering::Relaxed) < SMALL_ARENA_BYTES;
+    }
+    SMALL_TAKEN_BYTES[place].fetch_add(size, Ordering::Relaxed);
+    false
 }
 
 extern "C" fn extent_for_big(

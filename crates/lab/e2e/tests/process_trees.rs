@@ -9,8 +9,8 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use aquifer_e2e::build::compile_text;
-use aquifer_e2e::run::{LIMIT, managed, run};
+use aquifer_e2e::build::{compile_small, compile_text, scratch};
+use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
 /// `tree KIND`: exit status 0, and the measurements on standard error. In MiB: the budget is 48, and memory outside any
 /// budget (code, stacks, the pager's own memory) is at most 12 for each process.
@@ -148,4 +148,18 @@ fn pages_that_a_child_has_changed_count_as_its_own() {
 #[test]
 fn each_process_has_the_budget_where_that_is_asked_for() {
     tree("each", &["--budget", "process"]);
+}
+
+/// What is managed counts whether or not it is touched, until a process has a pager of its own. Each shell and filter
+/// of a pipeline took 2 MiB of the budget, for objects of a few KiB.
+#[test]
+fn small_programs_take_little_of_the_budget() {
+    let body = "char *kept[100]; for (int at = 0; at < 100; at++) kept[at] = malloc(at * 10 + 1), kept[at][0] = 1;
+                return kept[99][0] - 1;";
+    let Some(program) = compile_small("little", body) else { return };
+    let file = scratch("little").join("stats.json");
+    let words = ["--dram", "64MiB", "--tier", "dram:", "--stats-json", file.to_str().expect("a path of ours")];
+    run(managed(&words, &program, &[]), LIMIT).expect(0);
+    let managed = stats(&file)["managed_bytes_peak"].as_u64().expect("a number");
+    assert!((64 << 10..512 << 10).contains(&managed), "{managed} bytes");
 }
