@@ -9,8 +9,13 @@
 //! Since pages circulate in whole blocks, pages that are contiguous once stay contiguous. See docs/decisions/0011.
 //!
 //! The supply is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames get their
-//! pages from it by UFFDIO_MOVE until it is used up. One piece counts as the pager's own (`own_use.rs`). If anything
-//! fails (no huge page is free, the move is refused), the frame is filled page by page as usual.
+//! pages from it by UFFDIO_MOVE until it is used up. If anything fails (no huge page is free, the move is refused), the
+//! frame is filled page by page as usual.
+//!
+//! One piece counts as the pager's own (`own_use.rs`), for as long as frames ask for pages. Where they no longer do,
+//! because all have theirs or are small, the supply closes and gives its piece back. After many more requests the
+//! worker opens it again, in two turns: the first counts the piece, so that the budget follows before the second lets
+//! it be populated.
 //!
 //! A page of the supply has a mark until it is in its frame: when the kernel splits a huge page, it frees those of
 //! its pages that are all zeros (since Linux 6.12).
@@ -20,7 +25,7 @@
 
 #![allow(unsafe_code, reason = "moves pages, each of which belongs to the supply and then to the caller's frame")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_core::units::PAGE_BYTES;
@@ -36,6 +41,18 @@ pub(crate) const PIECE_BYTES: usize = 2 << 20;
 const PIECES: usize = 64;
 /// Below this size, the exchange costs more than contiguous pages gain.
 pub(crate) const BYTES_MIN: usize = 64 << 10;
+/// The supply closes after this many turns of workers without a request. Chosen, not measured.
+const IDLE_TURNS: u32 = 64;
+/// It opens again after requests for this many bytes. More than one piece: the budget grows by a piece when the supply
+/// closes, and the frames of that part of the budget are no reason to open it.
+const OPENS_AT_BYTES: u64 = 4 * PIECE_BYTES as u64;
+
+/// The supply takes no memory, and serves nobody.
+const CLOSED: u8 = 0;
+/// It counts as the pager's own, and serves nobody yet.
+const OPENING: u8 = 1;
+/// It serves frames.
+const OPEN: u8 = 2;
 
 #[derive(Debug, Default)]
 struct Cut {
@@ -53,6 +70,12 @@ pub(crate) struct HugeFrames {
     /// is reused gets other pages until this is zero. No page is marked as scattered: the pages that were there first
     /// are evicted first.
     scattered_pages: AtomicU64,
+    /// [`CLOSED`], [`OPENING`] or [`OPEN`].
+    supply_state: AtomicU8,
+    /// Bytes asked for: while it is open since the last turn, and otherwise since it was closed.
+    asked_bytes: AtomicU64,
+    /// Turns of workers since the last request, while it is open.
+    idle_turns: AtomicU32,
     cut: Mutex<Cut>,
 }
 
@@ -62,13 +85,16 @@ impl HugeFrames {
         let huge_frames = Self {
             range: Reserved::new(PIECES * PIECE_BYTES)?,
             scattered_pages: AtomicU64::new(0),
+            supply_state: AtomicU8::new(OPEN),
+            asked_bytes: AtomicU64::new(0),
+            idle_turns: AtomicU32::new(0),
             cut: Mutex::default(),
         };
-        huge_frames.open(uffd)?;
+        huge_frames.register(uffd)?;
         Ok(huge_frames)
     }
 
-    fn open(&self, uffd: &Uffd) -> Result<(), Errno> {
+    fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         advise(self.range.address(), self.range.len(), libc::MADV_HUGEPAGE)?;
         advise(self.range.address(), self.range.len(), libc::MADV_DONTDUMP)?;
         uffd.register(self.range.address(), self.range.len(), mode::WP)
@@ -86,7 +112,8 @@ impl HugeFrames {
         unsafe { self.range.reset() }?;
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Cut::default();
         self.scattered_pages.store(0, Ordering::Relaxed);
-        self.open(uffd)
+        self.supply_state.store(OPEN, Ordering::Relaxed);
+        self.register(uffd)
     }
 
     /// Notes that `pages` pages came from elsewhere.
@@ -94,21 +121,69 @@ impl HugeFrames {
         self.scattered_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
+    /// What it takes in local DRAM, at most.
+    pub(crate) fn own_bytes(&self) -> u64 {
+        if self.supply_state.load(Ordering::Relaxed) == CLOSED { 0 } else { PIECE_BYTES as u64 }
+    }
+
+    /// Called by a worker in each turn, after the budget has been adjusted to what the last turn took: closes the
+    /// supply if nobody asks for pages, or opens it again.
+    pub(crate) fn turn(&self) {
+        let asked = self.asked_bytes.load(Ordering::Relaxed);
+        match self.supply_state.load(Ordering::Relaxed) {
+            CLOSED if asked >= OPENS_AT_BYTES => self.supply_state.store(OPENING, Ordering::Relaxed),
+            CLOSED => {}
+            OPENING => self.supply_state.store(OPEN, Ordering::Relaxed),
+            _ if asked > 0 => {
+                self.asked_bytes.store(0, Ordering::Relaxed);
+                self.idle_turns.store(0, Ordering::Relaxed);
+            }
+            _ => self.idle_turn(),
+        }
+    }
+
+    fn idle_turn(&self) {
+        if self.idle_turns.fetch_add(1, Ordering::Relaxed) + 1 < IDLE_TURNS {
+            return;
+        }
+        let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        self.supply_state.store(CLOSED, Ordering::Relaxed);
+        self.idle_turns.store(0, Ordering::Relaxed);
+        self.drop_rest(&mut cut);
+    }
+
+    fn is_open(&self) -> bool {
+        self.supply_state.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// Notes that a frame asks for `len` bytes. Returns whether it may get them.
+    fn is_open_for(&self, len: usize) -> bool {
+        self.asked_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.is_open()
+    }
+
     /// Whether the first `len` bytes of a frame, which nobody needs any more, are to get other pages. Counts them as
     /// replaced.
     pub(crate) fn shall_replace(&self, len: usize) -> bool {
         let pages = len as u64 / PAGE_BYTES;
+        let is_due = len >= BYTES_MIN && self.scattered_pages.load(Ordering::Relaxed) >= pages;
         let less = |scattered: u64| scattered.checked_sub(pages);
-        len >= BYTES_MIN && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        is_due
+            && self.is_open_for(len)
+            && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False if its pages must come from elsewhere;
     /// the frame is then still empty.
     pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> Result<bool, Fatal> {
-        if !(BYTES_MIN..=PIECE_BYTES).contains(&len) {
+        if !(BYTES_MIN..=PIECE_BYTES).contains(&len) || !self.is_open_for(len) {
             return Ok(false);
         }
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have been closed meanwhile, and then its piece counts no more.
+        if !self.is_open() {
+            return Ok(false);
+        }
         if cut.populated - cut.used < len && !self.next_piece(&mut cut, uffd) {
             return Ok(false);
         }
@@ -132,7 +207,7 @@ impl HugeFrames {
         self.drop_rest(cut);
         if cut.used == self.range.len() {
             // SAFETY: no part of the range is in use: all pieces have been handed out or dropped.
-            if unsafe { self.range.reset() }.and_then(|()| self.open(uffd)).is_err() {
+            if unsafe { self.range.reset() }.and_then(|()| self.register(uffd)).is_err() {
                 return false;
             }
             *cut = Cut::default();
@@ -199,5 +274,29 @@ mod tests {
         }
         assert!(served > 3 * PIECES, "{served} of {} were served", 4 * PIECES);
         assert_eq!(huge_frames.serve(&uffd, frames.address(), BYTES_MIN / 2), Ok(false), "too small to be worth it");
+        let serve = |len| {
+            let served = huge_frames.serve(&uffd, frames.address(), len).expect("ours");
+            // SAFETY: no buffer of the range exists any more.
+            unsafe { drop_pages(frames.address(), PIECE_BYTES) }.expect("ours");
+            served
+        };
+        // While nobody asks, the rest of the piece goes back to the kernel.
+        serve(BYTES_MIN);
+        (0..IDLE_TURNS).for_each(|_| huge_frames.turn());
+        assert_eq!(huge_frames.own_bytes(), PIECE_BYTES as u64, "it was asked before the first of these turns");
+        huge_frames.turn();
+        assert_eq!(huge_frames.own_bytes(), 0);
+        let cut = huge_frames.cut.lock().expect("not poisoned");
+        assert_eq!(cut.used, cut.populated);
+        drop(cut);
+        for _ in 0..OPENS_AT_BYTES / PIECE_BYTES as u64 {
+            assert_eq!(huge_frames.own_bytes(), 0);
+            assert!(!serve(PIECE_BYTES), "it is closed");
+            huge_frames.turn();
+        }
+        assert_eq!(huge_frames.own_bytes(), PIECE_BYTES as u64, "it was asked for much");
+        assert!(!serve(PIECE_BYTES), "the budget has to shrink first");
+        huge_frames.turn();
+        assert!(huge_frames.is_open());
     }
 }

@@ -14,7 +14,7 @@ use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::Gauge;
 use aquifer_sys::memory::{OWN_BUFFER_BYTES, OWN_HEAP_BYTES, OWN_STACKS};
 
-use crate::huge_frames::PIECE_BYTES;
+use crate::huge_frames::HugeFrames;
 use crate::pager::Owner;
 use crate::shard::ShardView;
 
@@ -46,7 +46,7 @@ impl ShardView<'_> {
     /// What this space takes now. A program's space includes what the library takes for the whole process.
     pub(crate) fn own_use(&self, engine: &Engine) -> OwnUse {
         let (tables, reserved) = self.publish_tables(engine);
-        let supply = self.huge_frames.as_ref().map_or(0, |_| PIECE_BYTES as u64);
+        let supply = self.huge_frames.as_ref().map_or(0, HugeFrames::own_bytes);
         let of_process = self.service.owner() == Owner::Program;
         let (heap, stacks, buffers) = if of_process {
             let stacks = OWN_STACKS.load(Ordering::Relaxed) * THREAD_STACK_BYTES;
