@@ -25,8 +25,9 @@ use aquifer_sys::signals::Interrupted;
 use aquifer_sys::{signal_stack, signals};
 
 use crate::calls::Caller;
+use crate::guest_memory::{self, Accessor};
 use crate::start::instance;
-use crate::{descriptors, forks, kvm, locks, mappings, masks, programs, remap, threads, unmovable};
+use crate::{descriptors, forks, locks, mappings, masks, programs, remap, threads, unmovable};
 
 /// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -205,8 +206,8 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_munlockall => return Some(locks::unlock_all()),
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
             libc::SYS_io_uring_setup => return Some(refuse_rings(adopter.copies())),
-            libc::SYS_ioctl if kvm::takes_memory(args[1]) && kvm::would_fail(adopter, args[2]) => {
-                return Some(refuse_guest_memory());
+            libc::SYS_ioctl => {
+                return guest_memory::accessor_to_refuse(adopter, args[1], args[2]).map(refuse_guest_memory);
             }
             libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),
             libc::SYS_setsockopt => return unmovable::refuse_zero_copy(&args),
@@ -237,10 +238,18 @@ fn refuse_rings(copies: bool) -> isize {
     refuse(&SAID, &["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"])
 }
 
-/// Refuses memory to a guest under KVM: the kernel's access to an evicted page would be an error, and end the guest.
-fn refuse_guest_memory() -> isize {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    refuse(&SAID, &["KVM is refused (ENOSYS) memory with signal delivery; run with --delivery listener"])
+/// Refuses the memory of a guest to KVM or vhost: the kernel's access to an evicted page would be an error, and end the
+/// guest, or its device.
+fn refuse_guest_memory(accessor: Accessor) -> isize {
+    static SAID: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+    let name = match accessor {
+        Accessor::Kvm => "KVM",
+        Accessor::Vhost => "vhost",
+    };
+    refuse(
+        &SAID[accessor as usize],
+        &[name, " is refused (ENOSYS) memory with signal delivery; run with --delivery listener"],
+    )
 }
 
 /// Refuses asynchronous I/O: io_submit(2) returns while the device still writes.

@@ -151,3 +151,26 @@ fn a_later_guest_is_refused_memory_with_signal_delivery() {
         .expect(0)
         .expect_line("aquifer: KVM is refused (ENOSYS) memory with signal delivery; run with --delivery listener");
 }
+
+/// No device of vhost is needed: the call is refused before the kernel sees it.
+#[test]
+fn vhost_is_refused_memory_with_signal_delivery() {
+    let body = r#"
+        unsigned char *early = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        unsigned char *late = evicted(8 << 20);
+        struct { struct vhost_memory head; struct vhost_memory_region regions[2]; } table = {.head = {.nregions = 2}};
+        table.regions[0].memory_size = table.regions[1].memory_size = 8 << 20;
+        table.regions[0].userspace_addr = (uintptr_t)early;
+        table.regions[1].userspace_addr = (uintptr_t)late;
+        int file = open("/dev/null", O_RDWR);
+        must(ioctl(file, VHOST_SET_MEM_TABLE, &table) == -1 && errno == ENOSYS, "is refused");
+        table.head.nregions = 1;
+        must(ioctl(file, VHOST_SET_MEM_TABLE, &table) == -1 && errno == ENOTTY, "what is not managed is not refused");
+        return 0;"#;
+    let source = format!("{PROLOGUE}\n#include <linux/vhost.h>\nint main(void) {{{body}\n}}\n");
+    let Some(program) = compile_text("late-vhost", &source) else { return };
+    let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", "signal"];
+    run(managed(&words, &program, &[]), LIMIT)
+        .expect(0)
+        .expect_line("aquifer: vhost is refused (ENOSYS) memory with signal delivery; run with --delivery listener");
+}
