@@ -15,7 +15,7 @@
 //! One piece counts as the pager's own (`own_use.rs`), for as long as frames ask for pages. Where they no longer do,
 //! because all have theirs or are small, the supply closes and gives its piece back. After many more requests the
 //! worker opens it again, in two turns: the first counts the piece, so that the budget follows before the second lets
-//! it be populated.
+//! it be populated. A frame that takes a whole piece is always served: it leaves nothing.
 //!
 //! A page of the supply has a mark until it is in its frame: when the kernel splits a huge page, it frees those of
 //! its pages that are all zeros (since Linux 6.12).
@@ -158,6 +158,9 @@ impl HugeFrames {
 
     /// Notes that a frame asks for `len` bytes. Returns whether it may get them.
     fn is_open_for(&self, len: usize) -> bool {
+        if len == PIECE_BYTES {
+            return true;
+        }
         self.asked_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.is_open()
     }
@@ -181,7 +184,7 @@ impl HugeFrames {
         }
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         // It may have been closed meanwhile, and then its piece counts no more.
-        if !self.is_open() {
+        if !self.is_open() && len < PIECE_BYTES {
             return Ok(false);
         }
         if cut.populated - cut.used < len && !self.next_piece(&mut cut, uffd) {
@@ -289,13 +292,14 @@ mod tests {
         let cut = huge_frames.cut.lock().expect("not poisoned");
         assert_eq!(cut.used, cut.populated);
         drop(cut);
-        for _ in 0..OPENS_AT_BYTES / PIECE_BYTES as u64 {
+        assert!((0..PIECES).any(|_| serve(PIECE_BYTES)), "a whole piece leaves nothing");
+        for _ in 0..OPENS_AT_BYTES / BYTES_MIN as u64 {
             assert_eq!(huge_frames.own_bytes(), 0);
-            assert!(!serve(PIECE_BYTES), "it is closed");
+            assert!(!serve(BYTES_MIN), "it is closed");
             huge_frames.turn();
         }
         assert_eq!(huge_frames.own_bytes(), PIECE_BYTES as u64, "it was asked for much");
-        assert!(!serve(PIECE_BYTES), "the budget has to shrink first");
+        assert!(!serve(BYTES_MIN), "the budget has to shrink first");
         huge_frames.turn();
         assert!(huge_frames.is_open());
     }
