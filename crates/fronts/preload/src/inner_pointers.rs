@@ -122,9 +122,15 @@ mod tests {
 
     #[test]
     fn targets_of_a_structures_pointers_are_guessed() {
-        let filter = Box::new([0_u64; 4]);
-        let inner = Box::new([7, &raw const *filter as usize]);
-        let outer = Box::new([&raw const *inner as usize, 3, 0]);
+        // As long as what is looked at, so that no neighbour in the heap counts, whatever other tests put there.
+        let structure = |first: usize, second: usize| {
+            let mut words = Box::new([0; GUESSED_WORDS]);
+            (words[0], words[1]) = (first, second);
+            words
+        };
+        let filter = structure(0, 0);
+        let inner = structure(7, &raw const *filter as usize);
+        let outer = structure(&raw const *inner as usize, 3);
         let seen = |deep| {
             let mut seen = Vec::new();
             guess(&raw const *outer as usize, deep, &mut |start, _| seen.push(start));
