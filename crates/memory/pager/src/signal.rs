@@ -20,7 +20,7 @@ use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, FailedAccess, Interrupted, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
-use aquifer_sys::{signal_actions, signal_stack};
+use aquifer_sys::{signal_actions, signal_frames, signal_stack};
 
 use crate::abort::say;
 use crate::fault_stacks;
@@ -189,7 +189,7 @@ unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *
         let mask = interrupted_mask(context) | programs_mask(signal, &action);
         signals::set_mask(!signals::OURS);
         // SAFETY: the caller's promise.
-        unsafe { signal_actions::become_programs(signal, context, &action, mask) };
+        unsafe { signal_frames::become_programs(signal, context, &action, mask) };
     }
     // SAFETY: the caller's promise.
     unsafe { pass_on(signal, info, context) };

@@ -42,6 +42,7 @@ pub mod safe_open;
 pub mod shared_segment;
 pub mod shown_calls;
 pub mod signal_actions;
+pub mod signal_frames;
 pub mod signal_stack;
 pub mod signals;
 pub mod small_file;

@@ -6,7 +6,7 @@
 //!
 //! A fault is a signal, and the kernel must be able to write its frame. A program may free the memory of its alternate
 //! stack without harm, if its own handlers no longer run: Ruby does so when it exits. So the kernel never learns
-//! of the program's stack. [`exchange`] emulates sigaltstack(2), and `signal_actions.rs` moves the frames of the
+//! of the program's stack. [`exchange`] emulates sigaltstack(2), and `signal_frames.rs` moves the frames of the
 //! program's handlers (SA_ONSTACK) to where the program wants them.
 //!
 //! A program that makes the system call directly, before calls trap, bypasses this. The next handler of Aquifer's that

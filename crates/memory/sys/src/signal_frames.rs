@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Moves the frames of the program's signals from Aquifer's stack to the program's.
+//!
+//! The entry copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put
+//! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
+//! siglongjmp(3), and unwound, as usual.
+//!
+//! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved.
+
+use std::arch::global_asm;
+use std::mem::offset_of;
+
+use crate::raw::syscall;
+use crate::signal_actions::wished;
+use crate::signal_stack;
+use crate::signals::{self, KernelAction};
+
+/// The registers, the stack and the signal mask with which the program's handler starts.
+#[repr(C)]
+struct Start {
+    /// The alternate stack to set in the kernel, if `cuts` is not zero.
+    rest: libc::stack_t,
+    cuts: usize,
+    stack: usize,
+    signal: usize,
+    info: usize,
+    context: usize,
+    handler: usize,
+    mask: u64,
+}
+
+/// The kernel's `struct rt_sigframe` up to its siginfo: the return address, `struct ucontext`, `siginfo_t`.
+const CONTEXT_OFFSET: usize = 8;
+const INFO_OFFSET: usize = CONTEXT_OFFSET + offset_of!(libc::ucontext_t, uc_sigmask) + 8;
+const FRAME_BYTES: usize = INFO_OFFSET + size_of::<libc::siginfo_t>();
+/// Alignment that XSAVE requires.
+const FLOATING_ALIGN: usize = 64;
+/// `struct _fpx_sw_bytes`, at this offset in the floating-point state: a magic number, and the total size.
+const EXTENDED_OFFSET: usize = 464;
+const EXTENDED_MAGIC: u32 = 0x4650_5853;
+const PLAIN_FLOATING_BYTES: usize = 512;
+
+/// The end of the frame at `frame`, including the floating-point state above it.
+///
+/// # Safety
+/// The kernel has written a frame there.
+unsafe fn end_of(frame: usize) -> usize {
+    let context = std::ptr::with_exposed_provenance::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
+    // SAFETY: the caller promises a frame there; its pointer is null or points to the state above.
+    unsafe {
+        let floating = (*context).uc_mcontext.fpregs as usize;
+        if floating == 0 {
+            return frame + FRAME_BYTES;
+        }
+        let extended = std::ptr::with_exposed_provenance::<[u32; 2]>(floating + EXTENDED_OFFSET).read();
+        floating + if extended[0] == EXTENDED_MAGIC { extended[1] as usize } else { PLAIN_FLOATING_BYTES }
+    }
+}
+
+/// Moves the frame of a signal to where `action` wants its handler. Returns the frame's new address, or its old one if
+/// it stays (the handler's return address is stored there), and the alternate stack to set in the kernel until the
+/// handler returns.
+///
+/// # Safety
+/// The kernel has written a frame at `frame`, for a handler that runs now, with every signal except Aquifer's blocked.
+unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::stack_t>) {
+    let context = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
+    // SAFETY: the caller promises a frame there, whose context is only read.
+    let interrupted = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
+    let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
+    let Some(range) = signal_stack::range_for(frame, interrupted, wants_alternate) else { return (frame, None) };
+    // SAFETY: the caller promises a frame there.
+    let len = unsafe { end_of(frame) } - frame;
+    let to = range.top.saturating_sub(len);
+    let to = to.saturating_sub(to.wrapping_sub(frame) % FLOATING_ALIGN);
+    if to <= range.lowest {
+        // As the kernel does when it cannot start a handler.
+        signals::end_by(libc::SIGSEGV);
+        return (frame, None);
+    }
+    // SAFETY: the kernel would write to the same place, below the stack pointer or below the top of the alternate
+    // stack; if it is not mapped the program ends by SIGSEGV, as it would without Aquifer. The copy's pointer is
+    // adjusted.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            std::ptr::with_exposed_provenance::<u8>(frame),
+            std::ptr::with_exposed_provenance_mut(to),
+            len,
+        );
+        let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
+        let floating = (*copy).uc_mcontext.fpregs;
+        if !floating.is_null() {
+            (*copy).uc_mcontext.fpregs =
+                std::ptr::with_exposed_provenance_mut((floating as usize).wrapping_sub(frame).wrapping_add(to));
+        }
+        if let Some(stack) = range.disarmed {
+            (*copy).uc_stack = stack;
+            std::ptr::with_exposed_provenance_mut::<usize>(to).write(aquifer_restore_stack as *const () as usize);
+        }
+    }
+    (to, range.rest)
+}
+
+/// # Safety
+/// The kernel has written a frame at `frame`, for a handler of `signal` that runs now.
+unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Start) {
+    let (all, mut mask) = (!signals::OURS, 0u64);
+    let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+    let action = wished(signal);
+    // SAFETY: the caller promises the frame; `start` belongs to the entry.
+    unsafe {
+        let to = moved(frame, &action);
+        start.write(starting(signal, to, action.handler, mask & !signals::OURS));
+    }
+}
+
+fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mask: u64) -> Start {
+    let (stack, rest) = to;
+    let (info, context) = (stack + INFO_OFFSET, stack + CONTEXT_OFFSET);
+    let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let cuts = usize::from(rest.is_some());
+    Start { rest: rest.unwrap_or(none), cuts, stack, signal: signal as usize, info, context, handler, mask }
+}
+
+/// Replaces the running handler, which is Aquifer's, by the program's, with `mask`, on the stack that it would have
+/// had. Returns if that is not possible, because Aquifer's handler has interrupted Aquifer's own work.
+///
+/// # Safety
+/// `context` is the pointer that the kernel passed to the running handler, which holds no resources, and blocks every
+/// signal except Aquifer's.
+pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &KernelAction, mask: u64) {
+    let frame = context as usize - CONTEXT_OFFSET;
+    // SAFETY: the caller promises that `context` belongs to a frame of the kernel.
+    unsafe {
+        let to = moved(frame, action);
+        if to.0 != frame {
+            let start = starting(signal, to, action.handler, mask & !signals::OURS);
+            aquifer_start_programs_handler(&raw const start);
+        }
+    }
+}
+
+/// Runs after a handler on a stack that disarms itself: records the program's stack again, and sets Aquifer's in the
+/// kernel.
+///
+/// # Safety
+/// `context` belongs to a frame that `moved` has made.
+unsafe extern "C" fn rearm(context: *mut libc::c_void) {
+    // SAFETY: the caller promises a handler's context.
+    unsafe { signal_stack::reclaim(context) };
+}
+
+global_asm!(
+    ".text",
+    ".hidden aquifer_on_programs_signal",
+    ".globl aquifer_on_programs_signal",
+    ".type aquifer_on_programs_signal,@function",
+    "aquifer_on_programs_signal:",
+    "mov rsi, rsp",
+    "sub rsp, {bytes}",
+    "mov rdx, rsp",
+    "mov rbx, rsp",
+    "call {programs_signal}",
+    "mov rdi, rbx",
+    ".hidden aquifer_start_programs_handler",
+    ".globl aquifer_start_programs_handler",
+    "aquifer_start_programs_handler:",
+    "mov rbx, rdi",
+    "mov r12, [rbx + {signal}]",
+    "mov r13, [rbx + {info}]",
+    "mov r14, [rbx + {context}]",
+    "mov r15, [rbx + {handler}]",
+    // `rbx` points into Aquifer's stack, which nothing uses until the kernel has read the mask.
+    "mov rsp, [rbx + {stack}]",
+    // The kernel refuses sigaltstack(2) on the alternate stack itself.
+    "cmp qword ptr [rbx + {cuts}], 0",
+    "je 2f",
+    "lea rdi, [rbx + {rest}]",
+    "xor esi, esi",
+    "mov eax, {sigaltstack}",
+    "syscall",
+    "2:",
+    "mov edi, {set}",
+    "lea rsi, [rbx + {mask}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    "mov rdi, r12",
+    "mov rsi, r13",
+    "mov rdx, r14",
+    "xor eax, eax",
+    "jmp r15",
+    ".size aquifer_on_programs_signal, . - aquifer_on_programs_signal",
+    ".hidden aquifer_restore_stack",
+    ".globl aquifer_restore_stack",
+    ".type aquifer_restore_stack,@function",
+    "nop",
+    "aquifer_restore_stack:",
+    "mov rdi, rsp",
+    "call {rearm}",
+    "mov rax, {sigreturn}",
+    "syscall",
+    ".size aquifer_restore_stack, . - aquifer_restore_stack",
+    // The kernel enters with the stack as after a call; the next call requires an alignment of 16 bytes.
+    bytes = const size_of::<Start>().next_multiple_of(16) + 8,
+    rest = const offset_of!(Start, rest),
+    cuts = const offset_of!(Start, cuts),
+    sigaltstack = const libc::SYS_sigaltstack,
+    stack = const offset_of!(Start, stack),
+    signal = const offset_of!(Start, signal),
+    info = const offset_of!(Start, info),
+    context = const offset_of!(Start, context),
+    handler = const offset_of!(Start, handler),
+    mask = const offset_of!(Start, mask),
+    set = const libc::SIG_SETMASK,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
+    sigreturn = const libc::SYS_rt_sigreturn,
+    programs_signal = sym programs_signal,
+    rearm = sym rearm,
+);
+
+unsafe extern "C" {
+    pub(crate) fn aquifer_on_programs_signal();
+    fn aquifer_restore_stack();
+    /// # Safety
+    /// The frame that `start` names is that of the running handler, moved.
+    fn aquifer_start_programs_handler(start: *const Start) -> !;
+}
