@@ -27,7 +27,7 @@ use aquifer_sys::{signal_stack, signals};
 use crate::calls::Caller;
 use crate::guest_memory::{self, Accessor};
 use crate::start::instance;
-use crate::{descriptors, forks, locks, mappings, masks, programs, remap, threads, unmovable};
+use crate::{descriptors, forks, locks, mappings, masks, programs, remap, signal_actions, threads, unmovable};
 
 /// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -41,6 +41,7 @@ pub fn prepare() {
     let libcs = segment_of(libc::gnu_get_libc_version as *const () as usize);
     // SAFETY: neither library can be unloaded; the handler does only what is allowed at a system call: see the module.
     unsafe { dispatch::prepare(ours, libcs, on_sigsys) };
+    signal_actions::find_restorer();
 }
 
 /// Returns the segment of a program or a library that contains `address`; empty if there is none.
@@ -90,7 +91,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
             threads::ends(Some(args[0] as i32));
             return trapped.call_and_never_return();
         }
-        libc::SYS_rt_sigreturn => return trapped.call_and_never_return(),
+        libc::SYS_rt_sigreturn => return trapped.return_from_signal(),
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
             if forks::copies_memory(number, &args) {
                 let errno = signals::errno();

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::cancellation::{self, ASYNCHRONOUS};
 use crate::memory::OwnWord;
 use crate::raw::{Errno, process_id, syscall};
+use crate::signal_frames;
 use crate::signal_stack;
 use crate::signals::{self, KernelAction};
 use crate::thread_slot::{self, Trapping};
@@ -381,8 +382,21 @@ impl Trapped {
         stack
     }
 
-    /// As [`call_here`](Self::call_here), for a call that does not return and needs the stack as it is:
-    /// rt_sigreturn(2).
+    /// Makes rt_sigreturn(2) after the handler has returned, with a copy of the frame on Aquifer's stack: the program's
+    /// may be evicted when the kernel reads it.
+    pub fn return_from_signal(&mut self) {
+        // The handler's return has read the frame's first word.
+        let frame = self.stack().wrapping_sub(size_of::<usize>());
+        // SAFETY: the handler of a trapped call runs on Aquifer's stack, or nothing is copied.
+        if let Some(copy) = unsafe { signal_frames::copy_to_ours(frame) } {
+            self.set_stack(copy + size_of::<usize>());
+            // No handler may run there before the kernel has read the copy.
+            *self.mask() = !signals::OURS;
+        }
+        self.jump();
+    }
+
+    /// As [`call_here`](Self::call_here), for a call that does not return and needs the stack as it is: exit(2).
     pub fn call_and_never_return(&mut self) {
         self.jump();
     }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's actions for handlers that want an alternate stack (SA_ONSTACK): the kernel starts them on Aquifer's.
+//! The program's actions for its signals: the kernel starts its handlers on Aquifer's stack.
 //!
 //! The kernel's action for such a signal is an entry point of Aquifer, in `signal_frames.rs`, and the program's action
-//! is stored in a table.
+//! is stored in a table. Two kinds of handlers pass through it: those that want an alternate stack (SA_ONSTACK),
+//! because the kernel has Aquifer's; and, from when the program's calls trap, all others, because the stack on which a
+//! signal arrives may be evicted memory (a coroutine's), to which the kernel cannot write a frame.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::raw::Errno;
 use crate::signal_frames::aquifer_on_programs_signal;
@@ -81,10 +83,27 @@ fn entry() -> usize {
     aquifer_on_programs_signal as *const () as usize
 }
 
-/// Whether a handler with this action runs on the alternate stack.
-fn wants_alternate(action: &KernelAction) -> bool {
+/// Whether handlers without SA_ONSTACK pass through the entry.
+static TAKES_ALL: AtomicBool = AtomicBool::new(false);
+
+/// Whether every handler passes through Aquifer's entry, so that only [`exchange`] knows the program's actions.
+pub fn takes_all() -> bool {
+    TAKES_ALL.load(Ordering::Acquire)
+}
+
+/// Whether a handler with this action passes through Aquifer's entry.
+fn passes_through(signal: i32, action: &KernelAction) -> bool {
     let handles = action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN && action.handler != entry();
-    handles && action.flags & libc::SA_ONSTACK as u64 != 0
+    // The C library sets its own two when it needs them, with a plain system call.
+    let is_libcs = matches!(signal, 32 | 33);
+    handles && !is_libcs && (takes_all() || action.flags & libc::SA_ONSTACK as u64 != 0)
+}
+
+/// The kernel's action for one of the program's that passes through the entry. The kernel writes `siginfo_t` only with
+/// SA_SIGINFO, and the frames are moved by what it says.
+fn through_entry(action: &KernelAction) -> KernelAction {
+    let flags = action.flags | (libc::SA_ONSTACK | libc::SA_SIGINFO) as u64;
+    signals::with_restorer(KernelAction { handler: entry(), flags, mask: action.mask & !signals::OURS, ..*action })
 }
 
 /// The program's rt_sigaction(2).
@@ -95,31 +114,33 @@ pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction,
     let _blocked = signals::Blocked::all();
     let before = wish.read();
     let ours = new.map(|new| {
-        if !wants_alternate(new) {
+        if !passes_through(signal, new) {
             return *new;
         }
         wish.write(new);
-        signals::with_restorer(KernelAction { handler: entry(), ..*new })
+        through_entry(new)
     });
     // SAFETY: the handler is the program's own, at its own risk; Aquifer's entry may run at any point of any thread.
     let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
     Ok(if old.handler == entry() { before } else { old })
 }
 
-/// The program's handler for `signal`, where the kernel has returned `found` as the handler.
-pub fn programs_handler(signal: i32, found: usize) -> usize {
+/// The program's action for `signal`, if the kernel has returned `found` as the handler because it passes through the
+/// entry.
+pub fn programs_action(signal: i32, found: usize) -> Option<KernelAction> {
     let wish = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal));
-    wish.filter(|_| found == entry()).map_or(found, |wish| wish.read().handler)
+    wish.filter(|_| found == entry()).map(Wish::read)
 }
 
-/// Takes over the actions that the program set without passing through the library.
+/// Takes over the actions that the program has set, and those that it sets from now on.
 pub fn take_over() {
+    TAKES_ALL.store(true, Ordering::Release);
     let ours = signals::OURS | bit(libc::SIGKILL) | bit(libc::SIGSTOP);
     for signal in (1..SIGNALS as i32).filter(|signal| ours & bit(*signal) == 0) {
         // SAFETY: only reads the action.
         let found = unsafe { exchange_action(signal, None) };
         if let Ok(action) = found
-            && wants_alternate(&action)
+            && passes_through(signal, &action)
         {
             let _ = exchange(signal, Some(&action));
         }

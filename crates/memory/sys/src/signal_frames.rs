@@ -5,17 +5,21 @@
 //!
 //! The entry copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put
 //! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
-//! siglongjmp(3), and unwound, as usual.
+//! siglongjmp(3), and unwound, as usual. The kernel neither writes nor reads a frame on the program's stack, which may
+//! be evicted: a handler returns by the C library's code, where rt_sigreturn(2) traps, and its frame is
+//! [copied](copy_to_ours) to Aquifer's stack again.
 //!
-//! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved.
+//! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved. Another
+//! signal may have come before that: see [`settle`].
 
 use std::arch::global_asm;
 use std::mem::offset_of;
+use std::sync::atomic::Ordering;
 
-use crate::raw::syscall;
+use crate::dispatch;
 use crate::signal_actions::wished;
 use crate::signal_stack;
-use crate::signals::{self, KernelAction};
+use crate::signals::{self, KernelAction, PROGRAMS_RESTORER};
 
 /// The registers, the stack and the signal mask with which the program's handler starts.
 #[repr(C)]
@@ -81,8 +85,108 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
         return (frame, None);
     }
     // SAFETY: the kernel would write to the same place, below the stack pointer or below the top of the alternate
-    // stack; if it is not mapped the program ends by SIGSEGV, as it would without Aquifer. The copy's pointer is
-    // adjusted.
+    // stack; if it is not mapped the program ends by SIGSEGV, as it would without Aquifer.
+    unsafe {
+        copied(frame, to, len);
+        let mut restorer = PROGRAMS_RESTORER.load(Ordering::Relaxed) as usize;
+        if let Some(stack) = range.disarmed {
+            let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
+            (*copy).uc_stack = stack;
+            restorer = aquifer_restore_stack as *const () as usize;
+        }
+        std::ptr::with_exposed_provenance_mut::<usize>(to).write(restorer);
+    }
+    (to, range.rest)
+}
+
+/// Called by the entry, which has blocked all signals except Aquifer's; `mask` is what was blocked before.
+///
+/// # Safety
+/// The kernel has written a frame at `frame`, for a handler of `signal` that runs now.
+unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Start, mask: u64) {
+    let action = wished(signal);
+    // SAFETY: the caller promises the frame; `start` belongs to the entry.
+    unsafe {
+        let settled = settle(frame);
+        let (to, rest) = moved(frame, &action);
+        start.write(starting(signal, (to, rest.or(settled)), action.handler, mask & !signals::OURS));
+    }
+    // The handler's return must trap.
+    dispatch::arm_if_due();
+}
+
+/// If the signal whose frame is at `frame` has interrupted the entry of another before that has blocked signals, moves
+/// the frame of the other, and makes the start of its handler the code that was interrupted, as it would be without
+/// Aquifer: the kernel may start several handlers at once, and the last one runs first. Returns the alternate stack to
+/// set in the kernel until the other handler returns.
+///
+/// Recursive: at most one level for each signal there is.
+///
+/// # Safety
+/// As for [`moved`].
+unsafe fn settle(frame: usize) -> Option<libc::stack_t> {
+    let context = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
+    // SAFETY: the caller promises a frame there, which belongs to its handler alone.
+    let registers = unsafe { &mut (*context).uc_mcontext.gregs };
+    let starts =
+        aquifer_on_programs_signal as *const () as usize..aquifer_programs_signals_blocked as *const () as usize;
+    if !starts.contains(&(registers[libc::REG_RIP as usize] as usize)) {
+        return None;
+    }
+    // The entry leaves the stack pointer at its frame until then.
+    let others = registers[libc::REG_RSP as usize] as usize;
+    let info = std::ptr::with_exposed_provenance::<libc::siginfo_t>(others + INFO_OFFSET);
+    // SAFETY: the kernel has written this frame for the entry; its action has SA_SIGINFO.
+    let signal = unsafe { (*info).si_signo };
+    let action = wished(signal);
+    // SAFETY: as above.
+    let (settled, (to, rest)) = unsafe { (settle(others), moved(others, &action)) };
+    if to == others {
+        return settled;
+    }
+    let rest = rest.or(settled);
+    let start = starting(signal, (to, None), action.handler, 0);
+    for (register, value) in [
+        (libc::REG_RIP, start.handler),
+        (libc::REG_RSP, start.stack),
+        (libc::REG_RDI, start.signal),
+        (libc::REG_RSI, start.info),
+        (libc::REG_RDX, start.context),
+        (libc::REG_RAX, 0),
+    ] {
+        registers[register as usize] = value as i64;
+    }
+    if let Some(rest) = rest {
+        // SAFETY: as above.
+        unsafe { (*context).uc_stack = rest };
+    }
+    rest
+}
+
+/// The largest frame that is copied. A choice: more than any processor's state takes (some 11 KiB with AMX).
+const FRAME_BYTES_MAX: usize = 32 << 10;
+
+/// Copies the frame of a handler that is about to return from the program's stack to the low end of Aquifer's. `None`
+/// if it is there already, or does not fit.
+///
+/// # Safety
+/// Runs on Aquifer's stack, and rt_sigreturn(2) is about to be called with the frame at `frame`.
+pub(crate) unsafe fn copy_to_ours(frame: usize) -> Option<usize> {
+    let here = 0u8;
+    let room = signal_stack::room_below(std::ptr::from_ref(std::hint::black_box(&here)) as usize, frame)?;
+    // SAFETY: the caller promises a frame there. If there is none, this access or the kernel's ends the program.
+    let len = unsafe { end_of(frame) }.checked_sub(frame).filter(|len| *len <= FRAME_BYTES_MAX)?;
+    let to = room.start + frame.wrapping_sub(room.start) % FLOATING_ALIGN;
+    // SAFETY: nothing uses the low end of the stack that this function runs on.
+    (to + len <= room.end).then(|| unsafe { copied(frame, to, len) })
+}
+
+/// Copies a frame of `len` bytes. Returns its address.
+///
+/// # Safety
+/// There is a frame at `frame`, and `to..to + len` may be overwritten.
+unsafe fn copied(frame: usize, to: usize, len: usize) -> usize {
+    // SAFETY: the caller's promise. The copy's pointer is adjusted.
     unsafe {
         std::ptr::copy_nonoverlapping(
             std::ptr::with_exposed_provenance::<u8>(frame),
@@ -95,27 +199,8 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
             (*copy).uc_mcontext.fpregs =
                 std::ptr::with_exposed_provenance_mut((floating as usize).wrapping_sub(frame).wrapping_add(to));
         }
-        if let Some(stack) = range.disarmed {
-            (*copy).uc_stack = stack;
-            std::ptr::with_exposed_provenance_mut::<usize>(to).write(aquifer_restore_stack as *const () as usize);
-        }
     }
-    (to, range.rest)
-}
-
-/// # Safety
-/// The kernel has written a frame at `frame`, for a handler of `signal` that runs now.
-unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Start) {
-    let (all, mut mask) = (!signals::OURS, 0u64);
-    let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
-    // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
-    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
-    let action = wished(signal);
-    // SAFETY: the caller promises the frame; `start` belongs to the entry.
-    unsafe {
-        let to = moved(frame, &action);
-        start.write(starting(signal, to, action.handler, mask & !signals::OURS));
-    }
+    to
 }
 
 fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mask: u64) -> Start {
@@ -136,9 +221,10 @@ pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &
     let frame = context as usize - CONTEXT_OFFSET;
     // SAFETY: the caller promises that `context` belongs to a frame of the kernel.
     unsafe {
-        let to = moved(frame, action);
-        if to.0 != frame {
-            let start = starting(signal, to, action.handler, mask & !signals::OURS);
+        let settled = settle(frame);
+        let (to, rest) = moved(frame, action);
+        if to != frame {
+            let start = starting(signal, (to, rest.or(settled)), action.handler, mask & !signals::OURS);
             aquifer_start_programs_handler(&raw const start);
         }
     }
@@ -154,18 +240,39 @@ unsafe extern "C" fn rearm(context: *mut libc::c_void) {
     unsafe { signal_stack::reclaim(context) };
 }
 
+/// Every signal except Aquifer's, for the entry to block.
+static OTHERS: u64 = !signals::OURS;
+
 global_asm!(
     ".text",
     ".hidden aquifer_on_programs_signal",
     ".globl aquifer_on_programs_signal",
     ".type aquifer_on_programs_signal,@function",
     "aquifer_on_programs_signal:",
+    // The frame's first word is the return address, as after a call. An unwinder that goes on from there restores all
+    // registers from the frame.
+    ".cfi_startproc",
+    // Until signals are blocked, `settle` expects the stack pointer at the frame.
+    "mov ebx, edi",
+    "mov edi, {set}",
+    "lea rsi, [rip + {others}]",
+    "lea rdx, [rsp - 8]",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    ".hidden aquifer_programs_signals_blocked",
+    ".globl aquifer_programs_signals_blocked",
+    "aquifer_programs_signals_blocked:",
+    "mov edi, ebx",
     "mov rsi, rsp",
+    "mov rcx, [rsp - 8]",
     "sub rsp, {bytes}",
+    ".cfi_adjust_cfa_offset {bytes}",
     "mov rdx, rsp",
     "mov rbx, rsp",
     "call {programs_signal}",
     "mov rdi, rbx",
+    ".cfi_endproc",
     ".hidden aquifer_start_programs_handler",
     ".globl aquifer_start_programs_handler",
     "aquifer_start_programs_handler:",
@@ -176,6 +283,7 @@ global_asm!(
     "mov r15, [rbx + {handler}]",
     // `rbx` points into Aquifer's stack, which nothing uses until the kernel has read the mask.
     "mov rsp, [rbx + {stack}]",
+    ".cfi_startproc",
     // The kernel refuses sigaltstack(2) on the alternate stack itself.
     "cmp qword ptr [rbx + {cuts}], 0",
     "je 2f",
@@ -195,6 +303,7 @@ global_asm!(
     "mov rdx, r14",
     "xor eax, eax",
     "jmp r15",
+    ".cfi_endproc",
     ".size aquifer_on_programs_signal, . - aquifer_on_programs_signal",
     ".hidden aquifer_restore_stack",
     ".globl aquifer_restore_stack",
@@ -203,8 +312,7 @@ global_asm!(
     "aquifer_restore_stack:",
     "mov rdi, rsp",
     "call {rearm}",
-    "mov rax, {sigreturn}",
-    "syscall",
+    "jmp qword ptr [rip + {restorer}]",
     ".size aquifer_restore_stack, . - aquifer_restore_stack",
     // The kernel enters with the stack as after a call; the next call requires an alignment of 16 bytes.
     bytes = const size_of::<Start>().next_multiple_of(16) + 8,
@@ -217,15 +325,17 @@ global_asm!(
     context = const offset_of!(Start, context),
     handler = const offset_of!(Start, handler),
     mask = const offset_of!(Start, mask),
+    others = sym OTHERS,
     set = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
-    sigreturn = const libc::SYS_rt_sigreturn,
+    restorer = sym PROGRAMS_RESTORER,
     programs_signal = sym programs_signal,
     rearm = sym rearm,
 );
 
 unsafe extern "C" {
     pub(crate) fn aquifer_on_programs_signal();
+    fn aquifer_programs_signals_blocked();
     fn aquifer_restore_stack();
     /// # Safety
     /// The frame that `start` names is that of the running handler, moved.

@@ -226,6 +226,17 @@ pub(crate) struct StackRange {
 
 /// How far below its stack pointer the x86-64 ABI lets a leaf function store data.
 const RED_ZONE_BYTES: usize = 128;
+/// The part of the calling thread's own Aquifer stack that nothing uses, when this function's caller runs at `here` on
+/// it. `None` if the caller runs elsewhere, or `frame` is on that stack already.
+pub(crate) fn room_below(here: usize, frame: usize) -> Option<std::ops::Range<usize>> {
+    let stacks = thread_slot::signal_stacks();
+    let room = stacks.start..here.saturating_sub(KEPT_BELOW_BYTES);
+    (stacks.is_ours(here) && !stacks.is_ours(frame) && !room.is_empty()).then_some(room)
+}
+
+/// What is left below the stack pointer for the functions that copy a frame, and a fault in them: two signal frames and
+/// the fault's handler.
+const KEPT_BELOW_BYTES: usize = 64 << 10;
 /// Room for two signal frames and their handlers, as in `threads.rs` of the preload library.
 const REST_BYTES_MIN: usize = 96 << 10;
 

@@ -6,6 +6,7 @@
 //! See rt_sigaction(2). libc's wrapper is bypassed because the library interposes it for the program's calls.
 
 use std::arch::global_asm;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use crate::raw::{self, Errno, syscall};
@@ -26,6 +27,18 @@ global_asm!(
 
 unsafe extern "C" {
     fn aquifer_restore();
+}
+
+/// The code by which handlers of the program return, once Aquifer has moved their frames.
+pub(crate) static PROGRAMS_RESTORER: AtomicPtr<()> = AtomicPtr::new(aquifer_restore as *const () as *mut ());
+
+/// Makes the program's handlers return by the code at `restorer`: the C library's, whose rt_sigreturn(2) traps, as
+/// Aquifer's own does not.
+///
+/// # Safety
+/// `restorer` is the restorer of a `struct sigaction` of the kernel's, and stays mapped.
+pub unsafe fn set_programs_restorer(restorer: usize) {
+    PROGRAMS_RESTORER.store(std::ptr::with_exposed_provenance_mut(restorer), Ordering::Relaxed);
 }
 
 /// The kernel's `struct sigaction`.
