@@ -48,6 +48,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
         {
             write_action(old, &action);
         }
+        take_over(signal);
         return result;
     }
     // SAFETY: the caller's pointers are valid or null, as sigaction(2).
@@ -100,6 +101,13 @@ fn write_action(to: &mut libc::sigaction, action: &KernelAction) {
     }
 }
 
+/// Takes over an action that was set in the kernel while calls began to trap on other threads, and not on this one.
+fn take_over(signal: c_int) {
+    if signal_actions::takes_all() {
+        signal_actions::take_over(signal);
+    }
+}
+
 /// Carries out sigaction(2) for a signal that is the program's, past the C library.
 fn exchange(signal: c_int, new: Option<&libc::sigaction>, old: *mut libc::sigaction) -> c_int {
     // The C library's own signals.
@@ -133,7 +141,9 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     if !signal::is_ours(signal) {
         // SAFETY: as signal(2).
         let before = unsafe { libc_functions::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
-        return signal_actions::programs_action(signal, before).map_or(before, |action| action.handler);
+        let before = signal_actions::programs_action(signal, before).map_or(before, |action| action.handler);
+        take_over(signal);
+        return before;
     }
     let wish = KernelAction { handler, flags: libc::SA_RESTART as u64, restorer: 0, mask: 0 };
     signals::errno();

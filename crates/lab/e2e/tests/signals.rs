@@ -258,3 +258,109 @@ fn a_call_with_many_entries_can_be_left_by_a_jump() {
         all(into, 1000, 7, "read");"#,
     );
 }
+
+#[test]
+fn handlers_for_our_signals_that_were_set_early_are_shown_and_run_once() {
+    // Set before the pager started, with SA_ONSTACK, they used to be shown as Aquifer's own.
+    works(
+        "early-handlers",
+        "static volatile int came;
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            must(info->si_signo == number && info->si_pid == getpid() && context, \"siginfo\");
+            came++;
+        }",
+        r#"
+        int numbers[] = {SIGBUS, SIGSYS}, flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
+        stack_t given = {.ss_sp = malloc(64 << 10), .ss_size = 64 << 10};
+        must(sigaltstack(&given, NULL) == 0, "sigaltstack");
+        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = flags}, found;
+        for (int n = 0; n < 2; n++) must(sigaction(numbers[n], &action, NULL) == 0, "sigaction");
+        unsigned char *data = evicted_filled(8 << 20, 3);
+        for (int n = 0; n < 2; n++) {
+            must(sigaction(numbers[n], NULL, &found) == 0 && found.sa_sigaction == on_signal, "the handler");
+            must((found.sa_flags & ~0x04000000) == flags, "the flags");
+            raise(numbers[n]);
+            must(came == n + 1, "it ran");
+            must(sigaction(numbers[n], NULL, &found) == 0 && found.sa_handler == SIG_DFL, "SA_RESETHAND");
+        }
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn a_child_of_vfork_has_actions_of_its_own() {
+    works(
+        "vfork-actions",
+        "static volatile int came, others;
+        static int numbers[] = {SIGBUS, SIGSYS, SIGUSR1, SIGUSR2};
+        static void on_signal(int number) { came += number > 0; }
+        static void on_other(int number) { others += number > 0; }",
+        r#"
+        static unsigned char *data;
+        data = evicted_filled(8 << 20, 3);
+        static struct sigaction action = {.sa_handler = on_signal}, other = {.sa_handler = on_other}, found;
+        for (int n = 0; n < 4; n++) must(sigaction(numbers[n], &action, NULL) == 0, "sigaction");
+        static int status;
+        static pid_t child;
+        if ((child = vfork()) == 0) {
+            for (int n = 0; n < 4; n++) signal(numbers[n], SIG_DFL);
+            if (sigaction(SIGUSR2, &other, NULL) != 0 || kill(getpid(), SIGUSR2) != 0) _exit(1);
+            _exit(others == 1 ? 0 : 2);
+        }
+        must(waitpid(child, &status, 0) == child && status == 0, "the child");
+        for (int n = 0; n < 4; n++) {
+            must(sigaction(numbers[n], NULL, &found) == 0 && found.sa_handler == on_signal, "the parent's action");
+            raise(numbers[n]);
+        }
+        must(came == 4 && others == 1, "handlers");
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn many_signals_that_are_not_deferred_come_at_once() {
+    // The kernel starts a handler with SA_NODEFER for each of them before the first one runs.
+    works(
+        "not-deferred",
+        "enum { COUNT = 400 };
+        static volatile int came;
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            must(number == SIGRTMIN + 2 && context, \"the signal\");
+            came += info->si_value.sival_int;
+        }",
+        r#"
+        unsigned char *data = evicted_filled(8 << 20, 3);
+        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_NODEFER};
+        must(sigaction(SIGRTMIN + 2, &action, NULL) == 0, "sigaction");
+        sigset_t one, mask;
+        sigemptyset(&one);
+        sigaddset(&one, SIGRTMIN + 2);
+        sigprocmask(SIG_BLOCK, &one, NULL);
+        for (int n = 0; n < COUNT; n++) must(sigqueue(getpid(), SIGRTMIN + 2, (union sigval){n}) == 0, "sigqueue");
+        press();
+        sigprocmask(SIG_UNBLOCK, &one, NULL);
+        must(came == COUNT * (COUNT - 1) / 2, "each of them");
+        must(sigprocmask(SIG_SETMASK, NULL, &mask) == 0 && !sigismember(&mask, SIGRTMIN + 2), "the mask");
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn a_handler_may_leave_every_signal_blocked() {
+    works(
+        "mask-in-context",
+        "#include <ucontext.h>
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            must(number && info, \"the signal\");
+            sigfillset(&((ucontext_t *)context)->uc_sigmask);
+        }",
+        r#"
+        unsigned char *data = evicted_filled(8 << 20, 3);
+        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
+        sigset_t mask;
+        must(sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0, "sigaction");
+        must(sigprocmask(SIG_SETMASK, NULL, &mask) == 0 && sigismember(&mask, SIGTERM), "all are blocked");
+        press();
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}

@@ -97,6 +97,7 @@ impl Adopter {
         let Some(pager) = self.pager() else {
             let result = clone();
             if result == 0 {
+                signal::become_child();
                 // The child does not inherit the setting that made this thread's calls trap.
                 thread_slot::set_trapping(Trapping::Ready);
             } else if result > 0 {
@@ -129,6 +130,7 @@ impl Adopter {
         let result = clone();
         advise_all(&spans, libc::MADV_DONTFORK);
         if result == 0 {
+            signal::become_child();
             // First: whatever is given back from here on ends this process's use, not its parent's.
             let joined = pager.family.become_child(setup);
             engines.iter_mut().for_each(|engine| engine.become_child());
@@ -197,6 +199,7 @@ impl Adopter {
     pub fn was_forked(&'static self) {
         self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
         if self.is_seen.word().swap(1, Ordering::Relaxed) == 0 {
+            signal::become_child();
             own_stack::call(move || {
                 if let Some(tier) = self.state().tier() {
                     // If this fails, the pager tries again when it starts, and reports the failure.

@@ -59,7 +59,7 @@ pub(crate) fn install_handler() -> Result<(), Errno> {
         if old.handler != ours.handler
             && let Ok(mut action) = programs_action(libc::SIGBUS).try_lock()
         {
-            *action = old;
+            *action = signal_actions::programs_action(libc::SIGBUS, old.handler).unwrap_or(old);
         }
     };
     // The program's action is known before the handler can need it.
@@ -78,7 +78,7 @@ pub(crate) fn lock_programs_actions() -> impl Sized {
 
 /// Makes the program's system calls trap from now on, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
-    signal_actions::take_over();
+    signal_actions::take_all_over();
     keep_programs_trap(dispatch::enable());
     // Arms this thread immediately. The others are armed at their next fault, or at their next call of a wrapped
     // function.
@@ -95,8 +95,14 @@ fn keep_programs_trap(old: Option<KernelAction>) {
     if let Some(old) = old
         && let Ok(mut action) = programs_action(libc::SIGSYS).lock()
     {
-        *action = old;
+        *action = signal_actions::programs_action(libc::SIGSYS, old.handler).unwrap_or(old);
     }
+}
+
+/// In a forked child: what the parent's other threads had begun with signals is not finished by anybody.
+pub(crate) fn become_child() {
+    signal_stack::adopt_in_child();
+    signal_actions::forget_writers();
 }
 
 /// Whether the library's handler is installed for this signal, so that the program's own action must go through
@@ -115,10 +121,21 @@ pub fn exchange_programs_action(signal: i32, new: Option<&KernelAction>) -> Kern
     let _blocked = signals::Blocked::all();
     let Ok(mut action) = programs_action(signal).lock() else { return KernelAction::default() };
     let old = *action;
-    if let Some(new) = new {
+    // A child of vfork(2) has actions of its own, and its parent's memory.
+    if let Some(new) = new.filter(|_| dispatch::is_owner()) {
         *action = *new;
     }
     old
+}
+
+/// The program's action for a signal that it gets now. With SA_RESETHAND, the next one gets the default.
+fn action_to_run(signal: i32) -> KernelAction {
+    let action = exchange_programs_action(signal, None);
+    let has_handler = action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN;
+    if has_handler && action.flags & libc::SA_RESETHAND as u64 != 0 {
+        exchange_programs_action(signal, Some(&KernelAction { handler: libc::SIG_DFL, ..action }));
+    }
+    action
 }
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -184,7 +201,7 @@ fn resolve_elsewhere(pager: &Pager, address: usize, thread: ThreadIndex, write: 
 /// # Safety
 /// The arguments are what the kernel gave to the running handler, which holds nothing.
 unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let action = exchange_programs_action(signal, None);
+    let action = action_to_run(signal);
     if action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN {
         let mask = interrupted_mask(context) | programs_mask(signal, &action);
         signals::set_mask(!signals::OURS);
@@ -192,7 +209,7 @@ unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *
         unsafe { signal_frames::become_programs(signal, context, &action, mask) };
     }
     // SAFETY: the caller's promise.
-    unsafe { pass_on(signal, info, context) };
+    unsafe { run(&action, signal, info, context) };
 }
 
 /// Gives the signal to the program's own action. The default action ends the program as soon as this handler returns.
@@ -200,7 +217,15 @@ unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *
 /// # Safety
 /// The arguments are what the kernel gave to the running handler.
 pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let action = exchange_programs_action(signal, None);
+    // SAFETY: the caller's promise.
+    unsafe { run(&action_to_run(signal), signal, info, context) };
+}
+
+/// Carries out the program's action.
+///
+/// # Safety
+/// As for [`pass_on`].
+unsafe fn run(action: &KernelAction, signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the caller's promise.
     let from_kernel = unsafe { (*info).si_code } > 0;
     match action.handler {
@@ -210,13 +235,13 @@ pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         handler if action.flags & libc::SA_SIGINFO as u64 != 0 => {
             // SAFETY: the program installed this address as a handler of this type.
             let handler: signals::Handler = unsafe { std::mem::transmute(handler) };
-            runs_in_ours(&action, context);
+            runs_in_ours(action, context);
             handler(signal, info, context);
         }
         handler => {
             // SAFETY: the program installed this address as a handler without SA_SIGINFO.
             let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
-            runs_in_ours(&action, context);
+            runs_in_ours(action, context);
             handler(signal);
         }
     }

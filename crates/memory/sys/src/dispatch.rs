@@ -208,9 +208,9 @@ pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// Whether this thread is the one that its thread-local memory describes. False in a child of vfork(2), which shares it
-/// with a thread of its parent: what it noted there about its own calls would later be mistaken for its parent's.
-fn is_owner() -> bool {
+/// Whether this process is the one that its memory describes. False in a child of vfork(2), which shares it with its
+/// parent: what it noted there about its own calls and actions would later be mistaken for its parent's.
+pub fn is_owner() -> bool {
     let Some(word) = OWNER.get() else { return true };
     let own = process_id();
     match word.word().compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {

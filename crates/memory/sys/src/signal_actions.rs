@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::dispatch;
 use crate::raw::Errno;
 use crate::signal_frames::aquifer_on_programs_signal;
 use crate::signals::{self, KernelAction, bit, exchange_action};
@@ -37,17 +38,21 @@ static WISHES: [Wish; SIGNALS] = [const {
 }; SIGNALS];
 
 impl Wish {
-    /// Retries until nothing has changed between two reads of the version. A writer does six stores with every signal
-    /// blocked.
+    fn stored(&self) -> KernelAction {
+        KernelAction {
+            handler: self.handler.load(Ordering::Acquire),
+            flags: self.flags.load(Ordering::Acquire),
+            restorer: self.restorer.load(Ordering::Acquire),
+            mask: self.mask.load(Ordering::Acquire),
+        }
+    }
+
+    /// Retries until nothing has changed between two reads of the version. A writer makes one system call meanwhile,
+    /// with every signal blocked.
     fn read(&self) -> KernelAction {
         loop {
             let before = self.version.load(Ordering::Acquire);
-            let action = KernelAction {
-                handler: self.handler.load(Ordering::Acquire),
-                flags: self.flags.load(Ordering::Acquire),
-                restorer: self.restorer.load(Ordering::Acquire),
-                mask: self.mask.load(Ordering::Acquire),
-            };
+            let action = self.stored();
             if before.is_multiple_of(2) && self.version.load(Ordering::Acquire) == before {
                 return action;
             }
@@ -55,23 +60,63 @@ impl Wish {
         }
     }
 
-    /// Every signal must be blocked on this thread.
-    fn write(&self, action: &KernelAction) {
+    /// Keeps readers and other writers waiting while the returned value lives. Every signal must be blocked on this
+    /// thread.
+    fn lock(&self) -> Locked<'_> {
         loop {
             let before = self.version.load(Ordering::Acquire);
             let taken = before.is_multiple_of(2)
                 && self.version.compare_exchange(before, before + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             if taken {
-                break;
+                return Locked(self);
             }
             std::thread::yield_now();
         }
-        self.handler.store(action.handler, Ordering::Release);
-        self.flags.store(action.flags, Ordering::Release);
-        self.restorer.store(action.restorer, Ordering::Release);
-        self.mask.store(action.mask, Ordering::Release);
-        self.version.fetch_add(1, Ordering::AcqRel);
     }
+}
+
+/// The program's action for one signal, while one thread changes it in the table and in the kernel.
+struct Locked<'a>(&'a Wish);
+
+impl Locked<'_> {
+    fn store(&self, action: &KernelAction) {
+        self.0.handler.store(action.handler, Ordering::Release);
+        self.0.flags.store(action.flags, Ordering::Release);
+        self.0.restorer.store(action.restorer, Ordering::Release);
+        self.0.mask.store(action.mask, Ordering::Release);
+    }
+
+    /// Sets the action in the kernel, through the entry if it needs that, and returns the program's action before.
+    fn exchange(&self, signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
+        let before = self.0.stored();
+        let ours = new.map(|new| {
+            if !passes_through(signal, new) {
+                return *new;
+            }
+            self.store(new);
+            through_entry(new)
+        });
+        // SAFETY: the handler is the program's own, at its own risk; Aquifer's entry may run at any point of any
+        // thread.
+        let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
+        Ok(if old.handler == entry() { before } else { old })
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.0.version.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn wish_of(signal: i32) -> Option<&'static Wish> {
+    usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal))
+}
+
+/// The mask with which the handler of `signal` is to run, where the kernel has given `mask` to the entry.
+pub(crate) fn mask_in_handler(mask: u64, signal: i32, action: &KernelAction) -> u64 {
+    let is_deferred = action.flags & libc::SA_NODEFER as u64 == 0 || action.mask & bit(signal) != 0;
+    mask & !signals::OURS & if is_deferred { u64::MAX } else { !bit(signal) }
 }
 
 /// The program's action for `signal`.
@@ -100,49 +145,60 @@ fn passes_through(signal: i32, action: &KernelAction) -> bool {
 }
 
 /// The kernel's action for one of the program's that passes through the entry. The kernel writes `siginfo_t` only with
-/// SA_SIGINFO, and the frames are moved by what it says.
+/// SA_SIGINFO, and the frames are moved by what it says. With SA_NODEFER it could start one handler many times at once,
+/// on Aquifer's stack, which has room for all signals once; [`mask_in_handler`] unblocks the signal later.
 fn through_entry(action: &KernelAction) -> KernelAction {
-    let flags = action.flags | (libc::SA_ONSTACK | libc::SA_SIGINFO) as u64;
+    let flags = action.flags & !(libc::SA_NODEFER as u64) | (libc::SA_ONSTACK | libc::SA_SIGINFO) as u64;
     signals::with_restorer(KernelAction { handler: entry(), flags, mask: action.mask & !signals::OURS, ..*action })
 }
 
 /// The program's rt_sigaction(2).
 pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
-    let Some(wish) = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal)) else {
-        return Err(Errno(libc::EINVAL));
-    };
+    let wish = wish_of(signal).ok_or(Errno(libc::EINVAL))?;
     let _blocked = signals::Blocked::all();
-    let before = wish.read();
-    let ours = new.map(|new| {
-        if !passes_through(signal, new) {
-            return *new;
-        }
-        wish.write(new);
-        through_entry(new)
-    });
-    // SAFETY: the handler is the program's own, at its own risk; Aquifer's entry may run at any point of any thread.
-    let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
-    Ok(if old.handler == entry() { before } else { old })
+    if dispatch::is_owner() {
+        return wish.lock().exchange(signal, new);
+    }
+    // In a child of vfork(2), whose actions are its own, but whose table is its parent's.
+    // SAFETY: as in `Locked::exchange`.
+    let old = unsafe { exchange_action(signal, new) }?;
+    Ok(if old.handler == entry() { wish.read() } else { old })
 }
 
 /// The program's action for `signal`, if the kernel has returned `found` as the handler because it passes through the
 /// entry.
 pub fn programs_action(signal: i32, found: usize) -> Option<KernelAction> {
-    let wish = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal));
-    wish.filter(|_| found == entry()).map(Wish::read)
+    wish_of(signal).filter(|_| found == entry()).map(Wish::read)
 }
 
-/// Takes over the actions that the program has set, and those that it sets from now on.
-pub fn take_over() {
+/// From now on, all handlers of the program pass through the entry; takes over those that the program has set.
+pub fn take_all_over() {
     TAKES_ALL.store(true, Ordering::Release);
     let ours = signals::OURS | bit(libc::SIGKILL) | bit(libc::SIGSTOP);
-    for signal in (1..SIGNALS as i32).filter(|signal| ours & bit(*signal) == 0) {
-        // SAFETY: only reads the action.
-        let found = unsafe { exchange_action(signal, None) };
-        if let Ok(action) = found
-            && passes_through(signal, &action)
-        {
-            let _ = exchange(signal, Some(&action));
-        }
+    (1..SIGNALS as i32).filter(|signal| ours & bit(*signal) == 0).for_each(take_over);
+}
+
+/// Takes over the action for `signal` that the program may have set past Aquifer.
+pub fn take_over(signal: i32) {
+    let Some(wish) = wish_of(signal) else { return };
+    let _blocked = signals::Blocked::all();
+    if !dispatch::is_owner() {
+        return;
+    }
+    let wish = wish.lock();
+    // SAFETY: only reads the action.
+    let found = unsafe { exchange_action(signal, None) };
+    if let Ok(action) = found
+        && passes_through(signal, &action)
+    {
+        let _ = wish.exchange(signal, Some(&action));
+    }
+}
+
+/// In a forked child: no thread exists here that would finish a change.
+pub fn forget_writers() {
+    for wish in &WISHES {
+        let version = wish.version.load(Ordering::Relaxed);
+        wish.version.store(version.next_multiple_of(2), Ordering::Release);
     }
 }

@@ -5,9 +5,9 @@
 //!
 //! The entry copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put
 //! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
-//! siglongjmp(3), and unwound, as usual. The kernel neither writes nor reads a frame on the program's stack, which may
-//! be evicted: a handler returns by the C library's code, where rt_sigreturn(2) traps, and its frame is
-//! [copied](copy_to_ours) to Aquifer's stack again.
+//! siglongjmp(3), and unwound, as usual. The kernel neither writes a frame to the program's stack, which may be
+//! evicted, nor reads one there on a thread whose calls trap: a handler returns by the C library's code, where
+//! rt_sigreturn(2) traps, and its frame is [copied](copy_to_ours) to Aquifer's stack again.
 //!
 //! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved. Another
 //! signal may have come before that: see [`settle`].
@@ -17,7 +17,7 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 use crate::dispatch;
-use crate::signal_actions::wished;
+use crate::signal_actions::{mask_in_handler, wished};
 use crate::signal_stack;
 use crate::signals::{self, KernelAction, PROGRAMS_RESTORER};
 
@@ -72,9 +72,11 @@ unsafe fn end_of(frame: usize) -> usize {
 unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::stack_t>) {
     let context = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
     // SAFETY: the caller promises a frame there, whose context is only read.
-    let interrupted = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
+    let (interrupted, kernels) =
+        unsafe { ((*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize, (*context).uc_stack) };
     let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
-    let Some(range) = signal_stack::range_for(frame, interrupted, wants_alternate) else { return (frame, None) };
+    let range = signal_stack::range_for(frame, interrupted, &kernels, wants_alternate);
+    let Some(range) = range else { return (frame, None) };
     // SAFETY: the caller promises a frame there.
     let len = unsafe { end_of(frame) } - frame;
     let to = range.top.saturating_sub(len);
@@ -85,7 +87,7 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
         return (frame, None);
     }
     // SAFETY: the kernel would write to the same place, below the stack pointer or below the top of the alternate
-    // stack; if it is not mapped the program ends by SIGSEGV, as it would without Aquifer.
+    // stack. If it is not mapped the program ends by SIGSEGV; natively, its own handler for that could still run.
     unsafe {
         copied(frame, to, len);
         let mut restorer = PROGRAMS_RESTORER.load(Ordering::Relaxed) as usize;
@@ -109,7 +111,7 @@ unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Star
     unsafe {
         let settled = settle(frame);
         let (to, rest) = moved(frame, &action);
-        start.write(starting(signal, (to, rest.or(settled)), action.handler, mask & !signals::OURS));
+        start.write(starting(signal, (to, rest.or(settled)), action.handler, mask_in_handler(mask, signal, &action)));
     }
     // The handler's return must trap.
     dispatch::arm_if_due();
@@ -120,7 +122,7 @@ unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Star
 /// Aquifer: the kernel may start several handlers at once, and the last one runs first. Returns the alternate stack to
 /// set in the kernel until the other handler returns.
 ///
-/// Recursive: at most one level for each signal there is.
+/// Recursive: at most one level for each signal there is, because none starts twice before its entry has run.
 ///
 /// # Safety
 /// As for [`moved`].
@@ -156,9 +158,13 @@ unsafe fn settle(frame: usize) -> Option<libc::stack_t> {
     ] {
         registers[register as usize] = value as i64;
     }
-    if let Some(rest) = rest {
-        // SAFETY: as above.
-        unsafe { (*context).uc_stack = rest };
+    // SAFETY: as above; the kernel's mask is the first eight bytes of libc's.
+    unsafe {
+        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
+        mask.write(mask_in_handler(mask.read(), signal, &action));
+        if let Some(rest) = rest {
+            (*context).uc_stack = rest;
+        }
     }
     rest
 }
@@ -177,15 +183,24 @@ pub(crate) unsafe fn copy_to_ours(frame: usize) -> Option<usize> {
     // SAFETY: the caller promises a frame there. If there is none, this access or the kernel's ends the program.
     let len = unsafe { end_of(frame) }.checked_sub(frame).filter(|len| *len <= FRAME_BYTES_MAX)?;
     let to = room.start + frame.wrapping_sub(room.start) % FLOATING_ALIGN;
-    // SAFETY: nothing uses the low end of the stack that this function runs on.
-    (to + len <= room.end).then(|| unsafe { copied(frame, to, len) })
+    if to + len > room.end {
+        return None;
+    }
+    // SAFETY: nothing uses the low end of the stack that this function runs on. The kernel's mask is the first eight
+    // bytes of libc's.
+    unsafe {
+        copied(frame, to, len);
+        let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
+        *(&raw mut (*copy).uc_sigmask).cast::<u64>() &= !signals::OURS;
+    }
+    Some(to)
 }
 
-/// Copies a frame of `len` bytes. Returns its address.
+/// Copies a frame of `len` bytes.
 ///
 /// # Safety
 /// There is a frame at `frame`, and `to..to + len` may be overwritten.
-unsafe fn copied(frame: usize, to: usize, len: usize) -> usize {
+unsafe fn copied(frame: usize, to: usize, len: usize) {
     // SAFETY: the caller's promise. The copy's pointer is adjusted.
     unsafe {
         std::ptr::copy_nonoverlapping(
@@ -200,7 +215,6 @@ unsafe fn copied(frame: usize, to: usize, len: usize) -> usize {
                 std::ptr::with_exposed_provenance_mut((floating as usize).wrapping_sub(frame).wrapping_add(to));
         }
     }
-    to
 }
 
 fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mask: u64) -> Start {
@@ -236,6 +250,8 @@ pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &
 /// # Safety
 /// `context` belongs to a frame that `moved` has made.
 unsafe extern "C" fn rearm(context: *mut libc::c_void) {
+    // A handler that came now would find the stack armed, and start over the frame. The return restores the mask.
+    signals::set_mask(!signals::OURS);
     // SAFETY: the caller promises a handler's context.
     unsafe { signal_stack::reclaim(context) };
 }
@@ -281,7 +297,8 @@ global_asm!(
     "mov r13, [rbx + {info}]",
     "mov r14, [rbx + {context}]",
     "mov r15, [rbx + {handler}]",
-    // `rbx` points into Aquifer's stack, which nothing uses until the kernel has read the mask.
+    // `rbx` points into Aquifer's stack, which nothing uses until the kernel has read the mask, unless somebody sends
+    // SIGBUS or SIGSYS.
     "mov rsp, [rbx + {stack}]",
     ".cfi_startproc",
     // The kernel refuses sigaltstack(2) on the alternate stack itself.

@@ -100,8 +100,18 @@ pub unsafe fn give(start: usize, len: usize) {
 
 /// Call it before the stack is unmapped.
 pub fn take_away() {
-    thread_slot::set_signal_stacks(Stacks::default());
+    // A handler that comes between the two must not find its frame on a stack that nobody knows.
     let _ = tell_kernel(&stack(0, 0, libc::SS_DISABLE));
+    thread_slot::set_signal_stacks(Stacks::default());
+}
+
+/// In a forked child: the stacks are those of its only thread.
+pub fn adopt_in_child() {
+    let mut stacks = thread_slot::signal_stacks();
+    if stacks.end != 0 {
+        stacks.thread = this_thread();
+        thread_slot::set_signal_stacks(stacks);
+    }
 }
 
 /// The calling thread's alternate stack as the kernel has it.
@@ -201,8 +211,13 @@ pub(crate) fn reclaim_now() {
 /// Called in the handler of a trapped call, made with the stack pointer `at`. Returns the argument for [`trap_ends`].
 pub fn trap_begins(at: usize) -> usize {
     let mut stacks = thread_slot::signal_stacks();
-    let before = std::mem::replace(&mut stacks.trapped_at, at);
-    thread_slot::set_signal_stacks(stacks);
+    let before = stacks.trapped_at;
+    // A handler on Aquifer's stack, which has interrupted a trapped call, makes another: the program's stack is in use
+    // down to where the first one was made.
+    if !stacks.is_ours(at) {
+        stacks.trapped_at = at;
+        thread_slot::set_signal_stacks(stacks);
+    }
     before
 }
 
@@ -240,12 +255,24 @@ const KEPT_BELOW_BYTES: usize = 64 << 10;
 /// Room for two signal frames and their handlers, as in `threads.rs` of the preload library.
 const REST_BYTES_MIN: usize = 96 << 10;
 
-/// Chooses the stack for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`.
-/// `wants_alternate` is the action's SA_ONSTACK. `None` if the frame stays.
-pub(crate) fn range_for(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<StackRange> {
+/// Chooses the stack for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`
+/// and the kernel's alternate stack was `kernels`. `wants_alternate` is the action's SA_ONSTACK. `None` if the frame
+/// stays.
+pub(crate) fn range_for(
+    frame: usize,
+    interrupted: usize,
+    kernels: &libc::stack_t,
+    wants_alternate: bool,
+) -> Option<StackRange> {
     let mut stacks = thread_slot::signal_stacks();
     let has_alternate = wants_alternate && stacks.programs_len > 0;
-    if !stacks.is_ours(frame) || wants_alternate && stacks.passes_for_programs {
+    let below = |lowest| StackRange { top: interrupted - RED_ZONE_BYTES, lowest, disarmed: None, rest: None };
+    if !stacks.is_ours(frame) {
+        // The kernel's stack is the program's, and only Aquifer's entry has asked for it.
+        let is_there = |address: usize| address.wrapping_sub(kernels.ss_sp as usize) < kernels.ss_size;
+        return (!wants_alternate && is_there(frame) && !is_there(interrupted)).then(|| below(0));
+    }
+    if wants_alternate && stacks.passes_for_programs {
         return None;
     }
     let top = stacks.programs_start.saturating_add(stacks.programs_len);
@@ -261,8 +288,11 @@ pub(crate) fn range_for(frame: usize, interrupted: usize, wants_alternate: bool)
         let top = if stacks.is_programs(stacks.trapped_at) { stacks.trapped_at - RED_ZONE_BYTES } else { top };
         return Some(StackRange { top, lowest, disarmed, rest });
     }
-    if !has_alternate || stacks.is_programs(interrupted) {
-        return Some(StackRange { top: interrupted - RED_ZONE_BYTES, lowest: 0, disarmed, rest });
+    if stacks.is_programs(interrupted) {
+        return Some(below(stacks.programs_start));
+    }
+    if !has_alternate {
+        return Some(below(0));
     }
     if stacks.disarms {
         disarmed = Some(stacks.programs());
@@ -323,8 +353,9 @@ mod tests {
     fn a_handler_belongs_on_the_programs_stack_and_below_what_is_there() {
         on_a_thread_with_a_stack(|ours| {
             let (frame, outside) = (ours + LEN - 4096, 0x90000);
-            let found =
-                |frame, interrupted, alternate| range_for(frame, interrupted, alternate).map(|to| (to.top, to.lowest));
+            let found = |frame, interrupted, alternate| {
+                range_for(frame, interrupted, &kernels(), alternate).map(|to| (to.top, to.lowest))
+            };
             assert_eq!(found(frame, outside, true), None, "the program may have found ours, and rely on it");
             assert_eq!(found(frame, outside, false), Some((outside - 128, 0)));
             exchange(Some(&stack(0, 0, libc::SS_DISABLE)), 0).unwrap();
@@ -332,7 +363,7 @@ mod tests {
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
             assert_eq!(found(frame, outside, true), Some((0x12000, 0x10000)));
             assert_eq!(found(frame, outside, false), Some((outside - 128, 0)));
-            assert_eq!(found(frame, 0x11800, true), Some((0x11800 - 128, 0)), "it is used already");
+            assert_eq!(found(frame, 0x11800, true), Some((0x11800 - 128, 0x10000)), "it is used already");
             assert_eq!(found(outside, outside + 1000, true), None, "the kernel had another");
         });
     }
@@ -341,16 +372,17 @@ mod tests {
     fn a_handler_in_a_trapped_call_leaves_the_rest_of_ours_to_others() {
         on_a_thread_with_a_stack(|ours| {
             let (frame, at) = (ours + LEN - 8192, ours + LEN - 4096);
-            assert_eq!(range_for(frame, at, true).map(|to| to.top), None, "the program has no stack");
+            assert_eq!(range_for(frame, at, &kernels(), true).map(|to| to.top), None, "the program has no stack");
             exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
             let before = trap_begins(0x90000);
-            let to = range_for(frame, at, true).unwrap();
+            let to = range_for(frame, at, &kernels(), true).unwrap();
             assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
             let rest = to.rest.unwrap();
             assert!(rest.ss_sp as usize == ours && rest.ss_size <= LEN - 4096 - 128 && rest.ss_size > LEN - 4096 - 256);
             trap_begins(0x11000);
-            assert_eq!(range_for(frame, at, true).unwrap().top, 0x11000 - 128);
-            assert!(range_for(frame, ours + 4096, true).is_none(), "too little is left");
+            assert_eq!(trap_begins(ours + 8192), 0x11000, "a call of a handler on ours");
+            assert_eq!(range_for(frame, at, &kernels(), true).unwrap().top, 0x11000 - 128);
+            assert!(range_for(frame, ours + 4096, &kernels(), true).is_none(), "too little is left");
             trap_ends(before);
         });
     }
@@ -359,10 +391,23 @@ mod tests {
     fn a_stack_that_disarms_itself_is_none_while_its_handler_runs() {
         on_a_thread_with_a_stack(|ours| {
             exchange(Some(&stack(0x10000, 8192, SS_AUTODISARM)), 0).unwrap();
-            let to = range_for(ours + LEN - 4096, 0x90000, true).unwrap();
+            let to = range_for(ours + LEN - 4096, 0x90000, &kernels(), true).unwrap();
             assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
             assert_eq!(to.disarmed.unwrap().ss_flags, SS_AUTODISARM);
             assert_eq!(exchange(None, 0x11000).unwrap().ss_flags, libc::SS_DISABLE);
+        });
+    }
+
+    #[test]
+    fn a_handler_that_wants_no_alternate_stack_leaves_one_that_is_not_ours() {
+        on_a_thread_with_a_stack(|_| {
+            let theirs = stack(0x10000, 8192, 0);
+            let found = |interrupted, alternate| {
+                range_for(0x11000, interrupted, &theirs, alternate).map(|to| (to.top, to.lowest))
+            };
+            assert_eq!(found(0x90000, false), Some((0x90000 - 128, 0)));
+            assert_eq!(found(0x90000, true), None, "where the program wants it");
+            assert_eq!(found(0x11800, false), None, "it was in use already");
         });
     }
 
