@@ -168,8 +168,12 @@ extern "C" fn extent_for_small(
 }
 
 /// Counts a request of `size`. Returns whether to refuse it, because the arena should not take so much for later;
-/// jemalloc then requests only what it needs now.
+/// jemalloc then requests only what it needs now. Only below the budget: later, memory counts when it is touched, and
+/// each extent takes a mapping, tables and a slab of the tier.
 fn refuses_growth(arena: c_uint, size: usize) -> bool {
+    if instance_inside().is_some_and(|instance| instance.adopter.is_active()) {
+        return false;
+    }
     let Some(place) = SMALL.iter().position(|small| small.load(Ordering::Relaxed) == arena) else { return false };
     if size >= GROWTH_BYTES {
         return SMALL_TAKEN_BYTES[place].load(Ordering::Relaxed) < SMALL_ARENA_BYTES;

@@ -147,8 +147,8 @@ pub struct Block {
     pub protected: bool,
     /// True while it is exchanged by copying, so that its pages are accounted for at both ends.
     pub copied: bool,
-    /// True if a store ended its last seal. It is not sealed then, because that would most likely cost another fault,
-    /// until a seal is tried again (`engine/reports.rs`).
+    /// True if a store, or a call that pinned it, ended its last seal. It is not sealed then, because that would most
+    /// likely cost another fault, until a seal is tried again (`engine/reports.rs`).
     pub seal_ended: bool,
     /// Its temperature.
     pub(crate) reading: Reading,

@@ -14,8 +14,8 @@
 //!
 //! One piece counts as the pager's own (`own_use.rs`), for as long as frames ask for pages. Where they no longer do,
 //! because all have theirs or are small, the supply closes and gives its piece back. After many more requests the
-//! worker opens it again, in two turns: the first counts the piece, so that the budget follows before the second lets
-//! it be populated. A frame that takes a whole piece is always served: it leaves nothing.
+//! worker opens it again: first it counts the piece, and only when the budget has followed, and nothing is owed to it,
+//! may the piece be populated. A frame that takes a whole piece is always served: it leaves nothing.
 //!
 //! A page of the supply has a mark until it is in its frame: when the kernel splits a huge page, it frees those of
 //! its pages that are all zeros (since Linux 6.12).
@@ -105,14 +105,13 @@ impl HugeFrames {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After fork(2), which does not copy the supply. Inherited pages stay scattered, because they are shared with the
-    /// parent.
+    /// After fork(2), which does not copy the supply. It stays open or closed, as what the child has inherited counts
+    /// it. Inherited pages stay scattered, because they are shared with the parent.
     pub(crate) fn replace_in_child(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: in the child nothing is mapped at this range.
         unsafe { self.range.reset() }?;
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Cut::default();
         self.scattered_pages.store(0, Ordering::Relaxed);
-        self.supply_state.store(OPEN, Ordering::Relaxed);
         self.register(uffd)
     }
 
@@ -126,14 +125,20 @@ impl HugeFrames {
         if self.supply_state.load(Ordering::Relaxed) == CLOSED { 0 } else { PIECE_BYTES as u64 }
     }
 
-    /// Called by a worker in each turn, after the budget has been adjusted to what the last turn took: closes the
-    /// supply if nobody asks for pages, or opens it again.
-    pub(crate) fn turn(&self) {
+    /// What the supply may take later, without counting now.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        PIECE_BYTES as u64 - self.own_bytes()
+    }
+
+    /// Called by a worker in each turn: closes the supply if nobody asks for pages, or opens it again. `follow` makes
+    /// the budget follow [`own_bytes`](Self::own_bytes), and returns whether it is kept.
+    pub(crate) fn turn(&self, follow: impl Fn() -> bool) {
         let asked = self.asked_bytes.load(Ordering::Relaxed);
         match self.supply_state.load(Ordering::Relaxed) {
             CLOSED if asked >= OPENS_AT_BYTES => self.supply_state.store(OPENING, Ordering::Relaxed),
             CLOSED => {}
-            OPENING => self.supply_state.store(OPEN, Ordering::Relaxed),
+            OPENING if follow() => self.supply_state.store(OPEN, Ordering::Relaxed),
+            OPENING => {}
             _ if asked > 0 => {
                 self.asked_bytes.store(0, Ordering::Relaxed);
                 self.idle_turns.store(0, Ordering::Relaxed);
@@ -285,10 +290,11 @@ mod tests {
         };
         // While nobody asks, the rest of the piece goes back to the kernel.
         serve(BYTES_MIN);
-        (0..IDLE_TURNS).for_each(|_| huge_frames.turn());
+        let turn = |is_kept: bool| huge_frames.turn(|| is_kept);
+        (0..IDLE_TURNS).for_each(|_| turn(true));
         assert_eq!(huge_frames.own_bytes(), PIECE_BYTES as u64, "it was asked before the first of these turns");
-        huge_frames.turn();
-        assert_eq!(huge_frames.own_bytes(), 0);
+        turn(true);
+        assert_eq!((huge_frames.own_bytes(), huge_frames.kept_bytes()), (0, PIECE_BYTES as u64));
         let cut = huge_frames.cut.lock().expect("not poisoned");
         assert_eq!(cut.used, cut.populated);
         drop(cut);
@@ -296,11 +302,13 @@ mod tests {
         for _ in 0..OPENS_AT_BYTES / BYTES_MIN as u64 {
             assert_eq!(huge_frames.own_bytes(), 0);
             assert!(!serve(BYTES_MIN), "it is closed");
-            huge_frames.turn();
+            turn(true);
         }
         assert_eq!(huge_frames.own_bytes(), PIECE_BYTES as u64, "it was asked for much");
         assert!(!serve(BYTES_MIN), "the budget has to shrink first");
-        huge_frames.turn();
+        turn(false);
+        assert!(!huge_frames.is_open(), "it is owed memory");
+        turn(true);
         assert!(huge_frames.is_open());
     }
 }

@@ -16,6 +16,7 @@ use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::Gauge;
 
 use crate::abort::{Number, say};
+use crate::huge_frames::HugeFrames;
 use crate::ledger::Ledger;
 use crate::pager::{Pager, StartFailure};
 
@@ -105,7 +106,9 @@ impl Pager {
         let own = self.own_pages.load(Ordering::Relaxed);
         self.own_pages_taken.store(own, Ordering::Relaxed);
         let most = share.saturating_sub(self.pages_min());
-        let most = most.saturating_sub(own);
+        let supply = self.huge_frames.as_ref().map_or(0, HugeFrames::kept_bytes) / PAGE_BYTES;
+        // The tier cannot give memory back as fast as the engine can.
+        let most = most.saturating_sub(own + supply);
         let in_tier = self.tier.compression().map_or(0, |figures| {
             self.tier.limit_local_bytes(most * PAGE_BYTES);
             figures.local_bytes().div_ceil(PAGE_BYTES)
@@ -113,6 +116,13 @@ impl Pager {
         self.tier_pages.store(in_tier, Ordering::Relaxed);
         let engine = share.saturating_sub(own + in_tier).max(self.pages_min().min(share));
         (engine, own + in_tier)
+    }
+
+    /// Makes the engine's budget follow what the pager itself takes, however little that has changed. Returns whether
+    /// the budget is kept.
+    pub(crate) fn follow_own_use(&self) -> bool {
+        self.spend(None);
+        self.shards().all(|shard| shard.engine().debt_pages() == 0)
     }
 
     /// Makes the engine's budget follow what the pager itself and a tier in local memory take. Called by the worker

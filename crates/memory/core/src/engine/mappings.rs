@@ -155,6 +155,7 @@ impl Engine {
         self.map.forget_guards(block);
         self.map.leave_inherited(block);
         self.map.forget_temperature(block);
+        self.map.block_mut(block).seal_ended = false;
         self.map.block_mut(block).become_state(State::Empty);
     }
 

@@ -200,7 +200,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Advice, Exchange, FaultStep, Plan, Settings, Task, Transfers};
+    use crate::engine::{Advice, DiscardStep, Exchange, FaultStep, Plan, Settings, Task, Transfers};
     use crate::map::Delivery;
     use crate::policy::{self, PolicyName};
     use crate::units::{Order, PageIndex, ThreadIndex};
@@ -256,6 +256,25 @@ mod tests {
         let step = engine.fault(PageIndex(0), ThreadIndex(0), true, true);
         let FaultStep::FillHole { block, sealed: true, .. } = step else { panic!("{step:?}") };
         engine.installed(block, Arrival::Rescued);
+    }
+
+    /// Memory that is freed and used again kept what its earlier contents had shown.
+    #[test]
+    fn a_discarded_block_has_had_no_seal() {
+        let settings = Settings { budget_pages: 64, copied_pages_max: 4, seals: true, ..Settings::PLAIN };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(PageIndex(0), PageIndex(1), Order::MIN, Delivery::Signal, &mut |_, _| false);
+        let fill = |engine: &mut Engine| {
+            let step = engine.fault(PageIndex(0), ThreadIndex(0), true, true);
+            let FaultStep::Fill { block, .. } = step else { panic!("{step:?}") };
+            engine.installed(block, Arrival::Fresh);
+        };
+        fill(&mut engine);
+        assert!(sealed_after(&mut engine, 5));
+        end_seal(&mut engine);
+        assert_eq!(engine.discard(PageIndex(0), PageIndex(1), &mut |_| {}), DiscardStep::Done);
+        fill(&mut engine);
+        assert!(sealed_after(&mut engine, 6));
     }
 
     /// Each page that is read and then written to took two faults whenever it came back.

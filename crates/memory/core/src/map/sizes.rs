@@ -44,6 +44,8 @@ impl BlockMap {
         }
         let heat = self.take_heat(first, units);
         self.resize(first, state, order, units);
+        // What one of them has shown says nothing about the whole.
+        self.block_mut(first).seal_ended = false;
         self.share_heat(heat, first, units);
         first
     }
@@ -75,7 +77,9 @@ mod tests {
         assert_eq!(map.pages(small), Pages { start: PageIndex(1032), count: 4 });
         assert_eq!(map.slot(small), Some(Slot(32 * PAGE_BYTES)));
         assert_eq!(map.pages(block), Pages { start: PageIndex(1000), count: 32 });
+        map.block_mut(block).seal_ended = true;
         let large = map.merge(small, Order::new(8).expect("1 MiB"));
+        assert!(!map.block(large).seal_ended, "one of them tells nothing about the whole");
         assert_eq!(map.pages(large), Pages { start: PageIndex(1000), count: 256 });
         assert_eq!(map.find(PageIndex(1255)), Some(large));
         assert_eq!(map.next_in_region(large), map.find(PageIndex(1256)));

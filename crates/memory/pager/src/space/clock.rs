@@ -11,7 +11,6 @@ use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
 use crate::ending;
-use crate::huge_frames::HugeFrames;
 use crate::shard::ShardView;
 
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
@@ -62,7 +61,12 @@ impl WorkerClock for ShardView<'_> {
     fn worker_goes_on(&self) -> bool {
         self.first_lifeline().inspect(|_| ending::look());
         self.follow_local_use();
-        self.huge_frames.iter().for_each(HugeFrames::turn);
+        if let Some(huge_frames) = &self.huge_frames {
+            huge_frames.turn(|| {
+                self.publish_own_use(&self.engine());
+                self.follow_own_use()
+            });
+        }
         self.balance_if_due();
         if let Err(fatal) = aquifer_driver::pay_debts(self.pager) {
             self.cannot_go_on(fatal);
