@@ -4,9 +4,10 @@
 //! Which memory is managed, and which delivery it gets: one function for each question.
 //!
 //! The rule: memory that the program has allocated is touched by its own loads and stores, and by system calls that the
-//! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. Memory that
-//! the program has mapped, or that was loaded with it, may be anything (rings that the kernel fills at any time,
-//! stacks, another process's view), and gets a listener.
+//! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. So is memory
+//! that the program has mapped, in a program whose calls the library all sees: the pager decides that when it starts.
+//! In others such memory may be anything (a runtime's heap, on which it makes its calls by the bare instruction), and
+//! gets a listener, as does memory that was loaded with the program.
 //!
 //! Next on the path: `pager/src/adopt.rs`.
 
@@ -33,12 +34,13 @@ pub enum Origin {
     SmallObjects,
 }
 
-/// Returns the delivery for memory from `origin`, unless the user forces one.
-pub fn delivery(origin: Origin, forced: aquifer_config::Delivery) -> Delivery {
+/// Returns the delivery for memory from `origin`, unless the user forces one; `None` if the pager decides.
+pub fn delivery(origin: Origin, forced: aquifer_config::Delivery) -> Option<Delivery> {
     match (forced, origin) {
-        (aquifer_config::Delivery::Signal, _) => Delivery::Signal,
-        (aquifer_config::Delivery::Listener, _) => Delivery::Listener,
-        (aquifer_config::Delivery::Auto, Origin::BigAllocation | Origin::SmallObjects) => Delivery::Signal,
-        (aquifer_config::Delivery::Auto, Origin::Bss | Origin::Mapping) => Delivery::Listener,
+        (aquifer_config::Delivery::Signal, _) => Some(Delivery::Signal),
+        (aquifer_config::Delivery::Listener, _) => Some(Delivery::Listener),
+        (aquifer_config::Delivery::Auto, Origin::BigAllocation | Origin::SmallObjects) => Some(Delivery::Signal),
+        (aquifer_config::Delivery::Auto, Origin::Bss) => Some(Delivery::Listener),
+        (aquifer_config::Delivery::Auto, Origin::Mapping) => None,
     }
 }

@@ -26,7 +26,7 @@ use aquifer_sys::memory::OwnWord;
 use aquifer_sys::own_descriptors::keep_spares;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Forks, Trapping};
-use aquifer_sys::{async_io, descriptors, own_stack};
+use aquifer_sys::{async_io, descriptors, own_stack, threads};
 use aquifer_tiers::Tier;
 
 use crate::abort::abort;
@@ -45,7 +45,8 @@ pub(crate) use self::register::by_pagemap;
 pub(crate) struct Range {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    pub(crate) delivery: Delivery,
+    /// `None` if that depends on the program: see `Adopter::is_prepared`.
+    pub(crate) delivery: Option<Delivery>,
 }
 
 /// Takes the mappings of this process into management, and starts the pager when they outgrow the budget.
@@ -62,9 +63,14 @@ pub struct Adopter {
     /// Bounds of all mappings that system calls must pin. The range only ever grows.
     pinned_low: AtomicUsize,
     pinned_high: AtomicUsize,
-    /// When the pager started, the program had an io_uring, a KVM virtual machine, or inner threads. They access memory
-    /// without a visible system call, so all memory gets listener delivery if it is available.
+    /// When the pager started, the program had an io_uring, a virtual machine of KVM or vhost, or inner threads. They
+    /// access memory without a visible system call, so all memory gets listener delivery if it is available.
     unseen: AtomicBool,
+    /// When the pager started, calls trapped on every thread of the program: it had only one, and memory with signal
+    /// delivery. Then its own mappings get signal delivery, too. Where another thread is not armed yet, a call that it
+    /// makes by the bare instruction could meet evicted memory: runtimes like Go's make all their calls so, on their
+    /// own mappings.
+    is_prepared: AtomicBool,
     /// The program has called a C library function that does its work on threads of the C library's own. This library
     /// cannot prepare such threads.
     inner_threads: AtomicBool,
@@ -138,6 +144,7 @@ impl Adopter {
             pinned_low: AtomicUsize::new(usize::MAX),
             pinned_high: AtomicUsize::new(0),
             unseen: AtomicBool::new(false),
+            is_prepared: AtomicBool::new(false),
             inner_threads: AtomicBool::new(false),
             reach,
             starting: AtomicBool::new(false),
@@ -164,7 +171,7 @@ impl Adopter {
     }
 
     /// Takes a private anonymous range into management. Rounds inwards to whole pages.
-    pub fn adopt(&'static self, start: usize, len: usize, delivery: Delivery) {
+    pub fn adopt(&'static self, start: usize, len: usize, delivery: Option<Delivery>) {
         own_stack::call(move || {
             let page = PAGE_BYTES as usize;
             let range = Range { start: start.next_multiple_of(page), end: (start + len) & !(page - 1), delivery };
@@ -289,6 +296,8 @@ impl Adopter {
         // Checked before the pager makes rings of its own, as a flash tier does.
         let (with_rings, with_mapped) = (async_io::are_there(), async_io::are_mapped());
         let with_guest = descriptors::has_virtual_machine();
+        // Before the pager makes threads of its own.
+        let is_alone = threads::of_this_process() == 1;
         let pager = match Pager::start(settings, Arc::clone(&self.counters)) {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
@@ -305,12 +314,19 @@ impl Adopter {
         }
         if with_guest && pager.listener_uffd().is_none() {
             abort(&[
-                "cannot manage memory: the program runs a virtual machine by KVM, whose faults are reported only to a listener, ",
-                "and there can be none; sysctl vm.unprivileged_userfaultfd=1, or run the machine without KVM",
+                "cannot manage memory: the program runs a virtual machine by KVM, or a device by vhost, whose faults are ",
+                "reported only to a listener, and there can be none; sysctl vm.unprivileged_userfaultfd=1, or run the ",
+                "machine without KVM and vhost",
             ]);
         }
         let with_inner_threads = self.inner_threads.load(Ordering::SeqCst);
         self.unseen.store(with_rings || with_guest || with_inner_threads, Ordering::Relaxed);
+        let by_signal = state.waiting.iter().any(|range| range.delivery == Some(Delivery::Signal));
+        if is_alone && by_signal && !self.unseen.load(Ordering::Relaxed) {
+            signal::trap_calls();
+            // Not before Linux 5.11.
+            self.is_prepared.store(thread_slot::trapping() == Trapping::Armed, Ordering::Relaxed);
+        }
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
         for lacking in state.given_advice.lacking() {
@@ -344,11 +360,14 @@ impl Adopter {
     }
 
     /// The delivery for a range.
-    fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
+    pub(crate) fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
         match pager.listener_uffd() {
             None => Delivery::Signal,
             Some(_) if self.unseen.load(Ordering::Relaxed) => Delivery::Listener,
-            Some(_) => range.delivery,
+            Some(_) => range.delivery.unwrap_or_else(|| match self.is_prepared.load(Ordering::Relaxed) {
+                true => Delivery::Signal,
+                false => Delivery::Listener,
+            }),
         }
     }
 
@@ -455,7 +474,7 @@ mod tests {
 
     #[test]
     fn a_cut_leaves_what_is_outside() {
-        let mut ranges = vec![Range { start: 0, end: 100, delivery: Delivery::Signal }];
+        let mut ranges = vec![Range { start: 0, end: 100, delivery: Some(Delivery::Signal) }];
         assert_eq!(cut(&mut ranges, 40, 60), 20);
         assert_eq!(ranges.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>(), [(0, 40), (60, 100)]);
         assert_eq!(cut(&mut ranges, 0, 1000), 80);

@@ -10,7 +10,6 @@
 //! Threads: any thread of the program, outside the fault path.
 
 use aquifer_core::engine::Advice;
-use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_sys::own_stack;
 
@@ -76,7 +75,7 @@ impl Adopter {
     pub fn announce(&'static self, start: usize, len: usize, advice: Advice) {
         own_stack::call(move || {
             let mut state = self.state();
-            let range = Range { start, end: start.saturating_add(len), delivery: Delivery::Signal };
+            let range = Range { start, end: start.saturating_add(len), delivery: None };
             match self.pager() {
                 Some(pager) => apply(pager, range, advice),
                 None => {
@@ -119,7 +118,7 @@ impl Adopter {
             };
             cut(ranges, start, end);
             if withheld {
-                ranges.push(Range { start, end, delivery: Delivery::Signal });
+                ranges.push(Range { start, end, delivery: None });
             }
         })
     }

@@ -83,12 +83,11 @@ impl Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_core::map::Delivery;
 
     const PAGE: usize = PAGE_BYTES as usize;
 
     fn range(first: usize, last: usize) -> Range {
-        Range { start: first * PAGE, end: last * PAGE, delivery: Delivery::Signal }
+        Range { start: first * PAGE, end: last * PAGE, delivery: None }
     }
 
     fn pages(ranges: &[Range]) -> Vec<(usize, usize)> {

@@ -91,7 +91,7 @@ impl Adopter {
     }
 
     /// Called before the program may write to `start..start + len`: the reserved part of it becomes managed.
-    pub fn open(&'static self, start: usize, len: usize, delivery: Delivery) {
+    pub fn open(&'static self, start: usize, len: usize, delivery: Option<Delivery>) {
         let end = start.saturating_add(len);
         if len == 0 || !self.opened.may_be_reserved(start, end) {
             return;
@@ -133,7 +133,7 @@ impl Adopter {
                     // If the kernel refuses, the range stays outside the budget, like any mapping that is not
                     // registered.
                     let len = part.end - part.start;
-                    let _ = pager.uffd(part.delivery).register(part.start, len, mode::MISSING | mode::WP);
+                    let _ = pager.uffd(self.delivery(pager, part)).register(part.start, len, mode::MISSING | mode::WP);
                     let _ = advise(part.start, len, libc::MADV_DONTFORK);
                 }
             }
@@ -148,7 +148,7 @@ impl Adopter {
         let (first, last) = (PageIndex::at(start), PageIndex::at(end));
         let mut parts = Vec::new();
         pager.each_managed(first, last, |start, end, delivery| {
-            parts.push(Range { start: start.address(), end: end.address(), delivery });
+            parts.push(Range { start: start.address(), end: end.address(), delivery: Some(delivery) });
         });
         parts
     }

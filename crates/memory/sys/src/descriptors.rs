@@ -19,9 +19,10 @@ pub fn any_is(name: &[u8]) -> bool {
     (0..DESCRIPTORS_MAX).any(|descriptor| is(descriptor, name))
 }
 
-/// Whether this process has a virtual machine of KVM.
+/// Whether this process has a virtual machine of KVM, or a device of one that vhost runs.
 pub fn has_virtual_machine() -> bool {
-    any_is(b"anon_inode:kvm-vm")
+    let names: [&[u8]; 4] = [b"anon_inode:kvm-vm", b"/dev/vhost-net", b"/dev/vhost-vsock", b"/dev/vhost-scsi"];
+    names.into_iter().any(any_is)
 }
 
 /// Whether this descriptor, at most five digits long, has this name of at most [`NAME_BYTES_MAX`] bytes.

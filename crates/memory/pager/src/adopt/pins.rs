@@ -65,7 +65,7 @@ impl Adopter {
                     return false;
                 }
                 cut(&mut state.locked, start, end);
-                state.locked.push(Range { start, end, delivery: Delivery::Signal });
+                state.locked.push(Range { start, end, delivery: None });
             }
             true
         })
@@ -100,7 +100,7 @@ impl Adopter {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
                 // Once the pager starts, nobody can tell whose range this is: it stays pinned until it is unmapped.
-                let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
+                let (end, delivery) = (start.saturating_add(len), None);
                 if state.waiting.iter().any(|range| range.start < end && start < range.end) {
                     cut(&mut state.stacks, start, end);
                     state.stacks.push(Range { start, end, delivery });
