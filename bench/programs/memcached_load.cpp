@@ -52,6 +52,7 @@ class Connection {
         fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         for (const double start = seconds_now();; ::usleep(10000)) {
             if (::connect(fd_, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0) return;
+            if (::waitpid(server, nullptr, WNOHANG) == server) server = 0, trouble("memcached has ended");
             if (seconds_now() - start > START_SECONDS_MAX) trouble("memcached does not start");
         }
     }

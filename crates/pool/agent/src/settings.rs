@@ -215,6 +215,9 @@ impl FromStr for Settings {
         if !(1..=PROGRAMS_MAX).contains(&programs_max) {
             return Err(failure(format!("programs_max is {programs_max}; write a number from 1 to {PROGRAMS_MAX}")));
         }
+        if raw.manager.addresses.is_empty() {
+            return Err(failure("manager.addresses is empty; name each manager, such as 'fabric.example:7444'"));
+        }
         let donors = raw.donors.into_iter();
         let donors = donors.map(|(name, address)| Ok((name.parse().map_err(failure)?, address)));
         let managers = raw.manager.addresses.iter().map(|address| address.parse().map_err(failure));
@@ -321,6 +324,7 @@ mod tests {
             ("host = 'a'\nprograms_max=0\n[manager]\naddresses=['m:1']\n", "from 1 to 8192"),
             ("host = 'a'\ncolour='red'\n[manager]\naddresses=['m:1']\n", "line 2"),
             ("host = 'a'\n[manager]\naddresses=['m']\n", "m"),
+            ("host = 'a'\n[manager]\naddresses=[]\n", "name each manager"),
             (&format!("{LEAST}[[volume]]\nid='1'\n"), "16 hexadecimal digits"),
             (&format!("{LEAST}[[volume]]\nid='00000000000000a1'\nname='A b'\n"), "cannot be the name"),
             (
