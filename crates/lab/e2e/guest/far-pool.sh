@@ -162,8 +162,8 @@ pool_dax() {
 
 # A region that cannot be made is reported, with what to do.
 pool_misfit() {
-    volume wrong 512MiB misfit && status_says '268435456 bytes and 536870912 were bound; unbind it and bind it again' &&
-        fabric unbind wrong && fabric release wrong && fabric status --until-settled
+    volume large 512MiB misfit && status_says '268435456 bytes and 536870912 were bound; unbind it and bind it again' &&
+        fabric unbind large && fabric release large && fabric status --until-settled
 }
 
 # Memory in use keeps the device: its holder is named, and nothing is unbound.

@@ -20,6 +20,8 @@ for module in /modules/*.ko; do
     insmod "$module" || echo "insmod $module failed"
 done
 echo "GUEST-KERNEL $(uname -r)"
+# From here, the kernel's messages only follow a part that fails: on the console they could begin within a line of it.
+dmesg -n 1
 
 # In seconds of the guest's clock, and in tenths of one: long, because the machine that emulates it may be busy.
 COMMAND_MAX=600
@@ -41,6 +43,7 @@ check() { # name, command...: passes if the command does; says how long it took
         echo "PART $name PASSED $took"
     else
         echo "PART $name FAILED $took"
+        dmesg | tail -n 10
         tail -n 40 /tmp/part
     fi
 }

@@ -28,6 +28,8 @@ pub const PARTS_VARIABLE: &str = "AQUIFER_E2E_GUEST_PARTS";
 
 /// How much longer slow parts may take than the others.
 const SLOW_TIMES: u32 = 8;
+/// How many lines of each failed part's output the panic repeats at its end.
+const FAILED_LINES: usize = 5;
 
 /// One CPU: on a busy machine, two wait for each other whenever a page is taken away. Node 1 has memory alone.
 const MACHINE_WORDS: [&str; 21] = [
@@ -212,8 +214,9 @@ pub fn is_asked(parts: &[&str]) -> bool {
 }
 
 impl ScriptedGuest {
-    /// Boots it, and prints its console. Panics, with the console, unless each of these parts passes and the guest ends
-    /// within the time limit. Those of them that are `slow` run only on request, and then the limit is a multiple.
+    /// Boots it, and prints its console. Panics, with the console and then what the failed parts printed, unless each
+    /// of these parts passes and the guest ends within the time limit. Those of them that are `slow` run only on
+    /// request, and then the limit is a multiple.
     pub fn boot(mut self, parts: &[&str], slow: &[&str], limit: Duration) {
         let asked = std::env::var(PARTS_VARIABLE).ok();
         let (expected, words): (Vec<&str>, String) = match asked.as_deref() {
@@ -235,14 +238,42 @@ impl ScriptedGuest {
         assert!(ended.status.is_some(), "the guest has not ended within {limit:?}; its console:\n{console}");
         assert!(console.contains("GUEST-END"), "the guest did not come to its end; {}\n{console}", ended.stderr);
         let bad: Vec<_> = expected.iter().filter(|part| !console.contains(&format!("PART {part} PASSED"))).collect();
-        assert!(bad.is_empty() && !console.contains(" FAILED"), "{bad:?}; the guest's console:\n{console}");
+        let failed = failed_parts(console);
+        assert!(bad.is_empty() && failed.is_empty(), "the guest's console:\n{console}\n{failed}not passed: {bad:?}");
         println!("{console}");
     }
+}
+
+/// What `guest/start.sh` prints of parts that failed: for each, that it did, and the last lines of its output.
+fn failed_parts(console: &str) -> String {
+    let mut lines = console.lines();
+    let mut failed = String::new();
+    while let Some(head) = lines.find(|line| line.starts_with("PART ") && line.contains(" FAILED")) {
+        let output: Vec<&str> = lines.clone().take_while(|line| !is_head(line)).collect();
+        let last = &output[output.len().saturating_sub(FAILED_LINES)..];
+        [head].iter().chain(last).for_each(|line| failed.extend([line.trim_end(), "\n"]));
+    }
+    failed
+}
+
+/// Whether a line of the console begins what the next part prints, or ends the last one's output.
+fn is_head(line: &str) -> bool {
+    line.starts_with("PART ") || line.starts_with("GUEST-END")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_failed_parts_printed_is_found_in_the_console() {
+        let console = "PART a PASSED after 1 s\r\nPART b FAILED after 2 s\r\none\r\ntwo\r\nthree\r\nfour\r\nfive\r\nsix\r\n\
+                       PART c PASSED after 1 s\r\nPART d FAILED after 0 s\r\nPART e FAILED after 0 s\r\nno\r\nGUEST-END\r\n";
+        let expected = "PART b FAILED after 2 s\ntwo\nthree\nfour\nfive\nsix\n\
+                        PART d FAILED after 0 s\nPART e FAILED after 0 s\nno\n";
+        assert_eq!(failed_parts(console), expected);
+        assert_eq!(failed_parts("PART a PASSED after 1 s\nGUEST-END\n"), "");
+    }
 
     #[test]
     fn a_kernel_has_the_options_that_its_configuration_sets() {
