@@ -311,6 +311,11 @@ fn removed_without_purge(site: &Site) {
     for kept in ["/etc/aquifer/donor.conf", "/etc/aquifer/agent.toml", "/var/lib/private/aquifer-fabricd"] {
         assert!(site.0.path(kept).exists(), "{kept} is gone");
     }
+    // A purge of one package leaves the state of the others.
+    site.0.run("DEBIAN_FRONTEND=noninteractive apt-get purge --yes aquifer");
+    assert!(site.0.path("/var/lib/aquifer/agent").exists(), "the agent's state was purged with another package");
+    let kept = site.0.run("ls /var/lib/aquifer");
+    assert_eq!(kept.trim(), "agent");
     site.0.run("cd /root/packages; DEBIAN_FRONTEND=noninteractive apt-get install --yes ./*.deb");
 }
 
