@@ -55,6 +55,9 @@ pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 /// Whether the program has ever had more than one thread: until then, no thread can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
+/// Takes the start and the length of memory to pin.
+pub type Add<'a> = dyn FnMut(usize, usize) + 'a;
+
 /// Makes calls for one caller.
 #[derive(Clone, Copy)]
 pub struct Caller {
@@ -171,7 +174,8 @@ impl Caller {
     pub fn trapped(cancellable: bool) -> Self {
         let adopter = adopter();
         if !shown_calls::announces_no_more() {
-            adopter.inspect(|adopter| end_announcements(adopter));
+            // On Aquifer's stack, which says nothing about calls that were left.
+            adopter.inspect(|adopter| end_announcements(adopter, 0));
         }
         Self { adopter, cancellable }
     }
@@ -241,12 +245,16 @@ impl Caller {
         }
     }
 
-    /// Pins the strings of a program to be executed: its path, arguments and environment. `call` executes it from
-    /// another process that shares this memory, where calls do not trap.
+    /// Pins the strings of a program to be executed: its path, arguments and environment, and `more`. `call` executes
+    /// it from another process that shares this memory, where calls do not trap.
     ///
     /// # Safety
     /// The same as for execve(2).
-    pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
+    pub unsafe fn with_strings<T>(
+        [path, words, environment]: [usize; 3],
+        more: &mut dyn FnMut(&mut Add<'_>),
+        call: impl FnOnce() -> T,
+    ) -> T {
         let pins = adopter().and_then(|adopter| {
             let mut pins = adopter.call_pins()?;
             let mut add = |start: usize, len: usize| {
@@ -260,6 +268,8 @@ impl Caller {
             for array in [words, environment].into_iter().filter(|array| *array != 0) {
                 add(array, crate::pointers::STRUCTURE_BYTES);
             }
+            // First, because the number of pins is limited, and strings are read by the kernel alone.
+            more(&mut add);
             // SAFETY: the caller's promise.
             unsafe { each_pointer(libc::SYS_execve, &[path, words, environment, 0, 0, 0], &mut add) };
             Some(pins)

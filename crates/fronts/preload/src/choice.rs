@@ -4,10 +4,10 @@
 //! Which memory is managed, and which delivery it gets: one function for each question.
 //!
 //! The rule: memory that the program has allocated is touched by its own loads and stores, and by system calls that the
-//! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. So is memory
-//! that the program has mapped, in a program whose calls the library all sees: the pager decides that when it starts.
-//! In others such memory may be anything (a runtime's heap, on which it makes its calls by the bare instruction), and
-//! gets a listener, as does memory that was loaded with the program.
+//! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. The same
+//! holds for memory that the program has mapped, if Aquifer sees all of the program's calls; the pager finds that out
+//! when it starts. In other programs, mapped memory may be anything (a runtime's heap, on which it makes its calls by
+//! the bare instruction), and gets a listener, as does memory that was loaded with the program.
 //!
 //! Next on the path: `pager/src/adopt.rs`.
 

@@ -327,7 +327,8 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };
-    let _blocked = Blocked::all();
+    // Not Aquifer's own: the stack may be evicted memory.
+    let _blocked = Blocked::others();
     judge(needs, Path::new(OsStr::from_bytes(path)))
 }
 
@@ -335,7 +336,8 @@ pub fn may_execute(path: usize) -> bool {
 pub fn may_execute_at(directory: usize, path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path) else { return true };
-    let _blocked = Blocked::all();
+    // Not Aquifer's own: the stack may be evicted memory.
+    let _blocked = Blocked::others();
     let path = Path::new(OsStr::from_bytes(path));
     let directory = directory as i32;
     if path.is_absolute() || directory == libc::AT_FDCWD {
@@ -349,7 +351,8 @@ pub fn may_execute_at(directory: usize, path: usize) -> bool {
 pub fn may_execute_found(name: *const c_char) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(name) = text_at(name.expose_provenance()).filter(|name| !name.is_empty()) else { return true };
-    let _blocked = Blocked::all();
+    // Not Aquifer's own: the stack may be evicted memory.
+    let _blocked = Blocked::others();
     let name = Path::new(OsStr::from_bytes(name));
     if name.as_os_str().as_bytes().contains(&b'/') {
         return judge(needs, name);

@@ -8,11 +8,13 @@
 
 use std::ffi::{c_char, c_int};
 
-use aquifer_sys::thread_slot;
+use aquifer_sys::{signals, thread_slot};
 
-use crate::calls::{Caller, in_libcs_manner};
+use crate::calls::{Add, Caller, in_libcs_manner};
 use crate::descendants;
 use crate::libc_functions;
+use crate::pointers::STRUCTURE_BYTES;
+use crate::start::instance;
 
 unsafe extern "C" {
     static environ: *const *const c_char;
@@ -45,7 +47,13 @@ macro_rules! spawn {
                 let strings: *const *mut c_char = std::ptr::with_exposed_provenance(environment);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    Caller::with_strings(path as usize, words as usize, environment, || {
+                    let mut own = |add: &mut Add<'_>| {
+                        if !attributes.is_null() {
+                            add(attributes as usize, size_of::<libc::posix_spawnattr_t>());
+                        }
+                        each_in_actions(actions as usize, add);
+                    };
+                    Caller::with_strings([path as usize, words as usize, environment], &mut own, || {
                         spawn(pid, path, actions, attributes, words, strings)
                     })
                 }
@@ -56,6 +64,50 @@ macro_rules! spawn {
 
 spawn!(posix_spawn, may_spawn);
 spawn!(posix_spawnp, descendants::may_execute_found);
+
+/// glibc's `posix_spawn_file_actions_t`.
+#[repr(C)]
+struct FileActions {
+    allocated: c_int,
+    used: c_int,
+    actions: usize,
+}
+
+/// glibc's `struct __spawn_action`: what to do, and for [`OPEN`] a descriptor and a path, for [`CHDIR`] a path.
+#[repr(C)]
+struct FileAction {
+    tag: c_int,
+    words: [usize; 3],
+}
+
+const OPEN: c_int = 2;
+const CHDIR: c_int = 3;
+/// How many file actions are pinned: more than any program adds. A choice.
+const FILE_ACTIONS_MAX: usize = 4096;
+
+/// Calls `add` with the memory that the child reads for these file actions, without its signals' handlers.
+///
+/// # Safety
+/// `actions` is 0, or the address of a `posix_spawn_file_actions_t` that the C library has made.
+unsafe fn each_in_actions(actions: usize, add: &mut Add<'_>) {
+    if actions == 0 {
+        return;
+    }
+    add(actions, size_of::<FileActions>());
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::ptr::with_exposed_provenance::<FileActions>(actions).read() };
+    let count = usize::try_from(list.used).unwrap_or(0).min(FILE_ACTIONS_MAX);
+    add(list.actions, count * size_of::<FileAction>());
+    for index in 0..count {
+        // SAFETY: the C library has this many in its array.
+        let action = unsafe { std::ptr::with_exposed_provenance::<FileAction>(list.actions).add(index).read() };
+        match action.tag {
+            OPEN => add(action.words[1], STRUCTURE_BYTES),
+            CHDIR => add(action.words[0], STRUCTURE_BYTES),
+            _ => {}
+        }
+    }
+}
 
 fn may_spawn(path: *const c_char) -> bool {
     descendants::may_execute(path.expose_provenance())
@@ -100,6 +152,10 @@ extern "C" fn vfork_begins() -> usize {
 /// Runs in the parent, after the child has exited or executed a program, or could not be created.
 extern "C" fn vfork_ends(result: isize, environment: usize) -> libc::pid_t {
     descendants::child_has_left(environment);
+    // The child may have mapped memory here, and could not start the pager.
+    let errno = signals::errno();
+    let _ = instance();
+    signals::set_errno(errno);
     in_libcs_manner(result) as libc::pid_t
 }
 
@@ -186,7 +242,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment:
         let strings: Words = std::ptr::with_exposed_provenance(environment);
         // SAFETY: the caller's promise; the symbol is libc's.
         unsafe {
-            Caller::with_strings(file as usize, words as usize, environment, || {
+            Caller::with_strings([file as usize, words as usize, environment], &mut |_| {}, || {
                 libc_functions::execvpe().map_or(-1, |execvpe| execvpe(file, words, strings))
             })
         }
@@ -211,7 +267,7 @@ unsafe fn with_command<T>(command: *const c_char, call: impl FnOnce() -> T) -> T
     let words = [command, std::ptr::null()];
     descendants::with_own_environment(|| {
         // SAFETY: the caller's promise; the environment is the C library's.
-        unsafe { Caller::with_strings(0, words.as_ptr() as usize, environ as usize, call) }
+        unsafe { Caller::with_strings([0, words.as_ptr() as usize, environ as usize], &mut |_| {}, call) }
     })
 }
 

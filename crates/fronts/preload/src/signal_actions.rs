@@ -59,6 +59,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
         // SAFETY: the kernel's mask is the first eight bytes of libc's.
         mask: unsafe { (&raw const new.sa_mask).cast::<u64>().read() },
     });
+    signals::touch_stack();
     let before = signal::exchange_programs_action(signal, wish.as_ref());
     // SAFETY: as above.
     if let Some(old) = unsafe { old.as_mut() } {
@@ -101,14 +102,14 @@ fn write_action(to: &mut libc::sigaction, action: &KernelAction) {
     }
 }
 
-/// Takes over an action that was set in the kernel while calls began to trap on other threads, and not on this one.
+/// Takes over an action that this thread set directly while the calls of other threads already trapped.
 fn take_over(signal: c_int) {
     if signal_actions::takes_all() {
         signal_actions::take_over(signal);
     }
 }
 
-/// Carries out sigaction(2) for a signal that is the program's, past the C library.
+/// Carries out sigaction(2) for a signal that is the program's, bypassing the C library.
 fn exchange(signal: c_int, new: Option<&libc::sigaction>, old: *mut libc::sigaction) -> c_int {
     // The C library's own signals.
     if matches!(signal, 32 | 33) {
@@ -146,6 +147,6 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
         return before;
     }
     let wish = KernelAction { handler, flags: libc::SA_RESTART as u64, restorer: 0, mask: 0 };
-    signals::errno();
+    signals::touch_stack();
     signal::exchange_programs_action(signal, Some(&wish)).handler
 }

@@ -79,6 +79,9 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         unsafe { pass_on(signal, info, context) };
         return;
     };
+    if !trapped.is_native() {
+        return trapped.repeat();
+    }
     // SAFETY: as above.
     unsafe { signal_stack::reclaim(context) };
     let _at = TrappedAt(signal_stack::trap_begins(trapped.stack()));

@@ -7,6 +7,8 @@
 //! wrappers used to work: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB was truncated. Each
 //! program here has its memory evicted before every call (`aquifer_e2e::evicted_memory`).
 
+use std::process::Command;
+
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::evicted_memory::{PROLOGUE, SETTINGS, works, works_with};
 use aquifer_e2e::run::{LIMIT, managed, run};
@@ -452,5 +454,28 @@ fn io_uring_works_or_is_refused() {
         run(managed(&words, &program, &[]), LIMIT).expect(0).expect_line(
             "aquifer: io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener",
         );
+    }
+}
+
+#[test]
+fn calls_of_32_bit_code_keep_their_numbers() {
+    // Their number of getpid(2) is that of writev(2) in 64-bit code.
+    let body = "int main(void) {
+        evicted(1);
+        for (int turn = 0; turn < 2; turn++) {
+            long result;
+            __asm__ volatile(\"int $0x80\" : \"=a\"(result) : \"a\"(20) : \"r8\", \"r9\", \"r10\", \"r11\", \"memory\");
+            must(result == getpid(), \"getpid\");
+            press();
+        }
+        return 0;
+    }";
+    let Some(program) = compile_text("int80", &format!("{PROLOGUE}\n{body}\n")) else { return };
+    if run(Command::new(&program), LIMIT).status != Some(0) {
+        let why = "this kernel has no CONFIG_IA32_EMULATION";
+        return aquifer_test_support::skip_part("int 0x80", why);
+    }
+    for delivery in ["signal", "auto"] {
+        run(managed(&["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery], &program, &[]), LIMIT).expect(0);
     }
 }

@@ -3,9 +3,9 @@
 
 //! The frames of programs' signals: on stacks that are evicted, and of several signals at once.
 //!
-//! The kernel used to write the frame of a handler without SA_ONSTACK to the stack on which the signal had arrived. On
-//! the stack of a coroutine, which is ordinary heap memory, the page below the stack pointer could be evicted; the
-//! kernel could not write there, and ended the program by SIGSEGV.
+//! Before Aquifer moved these frames, the kernel wrote that of a handler without SA_ONSTACK to the stack on which the
+//! signal had arrived. On the stack of a coroutine, which is ordinary heap memory, the page below the stack pointer
+//! could be evicted; the kernel could not write there, and ended the program by SIGSEGV.
 
 use aquifer_e2e::evicted_memory::works;
 
@@ -138,6 +138,59 @@ fn a_handler_that_interrupts_the_start_of_another_finds_it_as_natively() {
             must(came == 4, "all of them");
             for (int n = 0; n < 4; n++) must(order[n] == numbers[3 - n], "the last to be started runs first");
         }
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn a_coroutine_changes_actions_and_starts_programs_at_the_end_of_its_resident_stack() {
+    works(
+        "stack-boundary",
+        "#include <ucontext.h>
+        extern char **environ;
+        enum { STACK = 128 << 10, STEP = 96, TURNS = 64 };
+        static ucontext_t home, coroutine;
+        static unsigned char *low;
+        static int turn;
+        static void nothing(int number) { (void)number; }
+        /* Empties what is below: as if it had never been touched. */
+        static void empty_below(void) {
+            size_t at;
+            __asm__ volatile(\"mov %%rsp, %0\" : \"=r\"(at));
+            size_t below = ((at - 512) & ~4095ul) - (size_t)low;
+            must(direct(SYS_madvise, (long)low, below, MADV_DONTNEED, 0, 0, 0) == 0, \"madvise\");
+        }
+        static void at_depth(int bytes) {
+            volatile unsigned char room[bytes];
+            room[0] = 5;
+            empty_below();
+            must(signal(SIGUSR2, nothing) != SIG_ERR, \"signal\");
+            empty_below();
+            struct sigaction action = {.sa_handler = nothing, .sa_flags = SA_ONSTACK};
+            must(sigaction(SIGUSR2, &action, NULL) == 0, \"sigaction\");
+            empty_below();
+            must(signal(SIGSYS, nothing) != SIG_ERR, \"signal\");
+            must(room[0] == 5, \"what is above\");
+            if (turn % 8) return;
+            empty_below();
+            char *words[] = {\"true\", NULL};
+            pid_t child;
+            int status;
+            must(posix_spawnp(&child, \"true\", NULL, NULL, words, environ) == 0, \"posix_spawnp\");
+            must(waitpid(child, &status, 0) == child && status == 0, \"the child\");
+        }
+        static void run(void) {
+            for (turn = 0; turn < TURNS; turn++) at_depth(64 + STEP * turn);
+        }",
+        r#"
+        low = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        unsigned char *data = evicted_filled(8 << 20, 3);
+        getcontext(&coroutine);
+        coroutine.uc_stack.ss_sp = low;
+        coroutine.uc_stack.ss_size = STACK;
+        coroutine.uc_link = &home;
+        makecontext(&coroutine, run, 0);
+        must(swapcontext(&home, &coroutine) == 0 && turn == TURNS, "the coroutine");
         all(data, 8 << 20, 3, "afterwards");"#,
     );
 }

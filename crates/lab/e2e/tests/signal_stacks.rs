@@ -39,7 +39,7 @@ fn with_stacks(name: &str, functions: &str, body: &str) {
 }
 
 #[test]
-fn a_stack_that_is_freed_while_it_is_set_ends_nobody() {
+fn a_stack_that_is_freed_while_it_is_set_does_not_end_the_program() {
     with_stacks(
         "freed-stack",
         "static void *on_a_thread(void *none) {
@@ -303,7 +303,8 @@ fn a_thread_that_waits_is_interrupted_on_its_own_stack() {
 
 #[test]
 fn a_handler_above_the_frame_it_interrupts_leaves_the_calls_memory_pinned() {
-    // The pins of a call were taken for those of a call that a jump had left: a later call's frame lay above its own.
+    // Aquifer released the pins of a waiting call: the handler's call had a higher stack pointer, so Aquifer took the
+    // waiting call for one that a jump had left.
     works(
         "stack-above",
         "enum { SIZE = 64 << 10, LEN = 1000 };
@@ -395,5 +396,63 @@ fn a_program_that_asks_the_kernel_itself_keeps_the_stack_that_it_finds() {
         use_stack(0);
         found = (stack_t){.ss_sp = stack, .ss_size = STACK};
         raise(SIGUSR1);"#,
+    );
+}
+
+#[test]
+fn handlers_that_jump_out_of_waits_keep_their_stack() {
+    // Each of them had a smaller part of Aquifer's stack left for the next, and at last ran on Aquifer's itself.
+    with_stacks(
+        "jumps-from-waits",
+        "enum { JUMPS = 100 };
+        static sigjmp_buf out;
+        static volatile int came, elsewhere;
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            must(number && info && context, \"arguments\");
+            elsewhere += !on_stack();
+            came++;
+            siglongjmp(out, 1);
+        }",
+        r#"
+        use_stack(0);
+        data = evicted_filled(8 << 20, 3);
+        handle(SIGALRM, on_signal, SA_ONSTACK);
+        int ends[2];
+        must(pipe(ends) == 0, "pipe");
+        struct itimerval soon = {.it_value = {.tv_usec = 3000}};
+        char *into = malloc(100);
+        for (volatile int turn = 0; turn < JUMPS; turn++) {
+            if (sigsetjmp(out, 1)) continue;
+            must(setitimer(ITIMER_REAL, &soon, NULL) == 0, "setitimer");
+            direct(SYS_read, ends[0], (long)into, 100, 0, 0, 0);
+            return 5;
+        }
+        must(came == JUMPS, "each signal");
+        if (elsewhere) { fprintf(stderr, "%d of %d handlers ran elsewhere\n", elsewhere, came); return 4; }
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn a_handler_without_a_stack_of_its_own_sees_who_called() {
+    // Its frame stays where the kernel has put it, on Aquifer's stack.
+    with_stacks(
+        "unmoved-backtrace",
+        "#include <execinfo.h>
+        static volatile int depth;
+        static void *frames[64];
+        static void on_signal(int number) { depth = number ? backtrace(frames, 64) : 0; }
+        static void __attribute__((noinline)) one(int again) {
+            if (again) one(again - 1); else must(raise(SIGUSR1) == 0, \"raise\");
+            depth++;
+        }",
+        r#"
+        backtrace(frames, 64);
+        data = evicted_filled(8 << 20, 3);
+        struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+        must(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
+        one(20);
+        if (depth < 21 + 20) { fprintf(stderr, "only %d frames\n", depth - 21); return 4; }
+        all(data, 8 << 20, 3, "afterwards");"#,
     );
 }

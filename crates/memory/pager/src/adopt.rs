@@ -26,7 +26,7 @@ use aquifer_sys::memory::OwnWord;
 use aquifer_sys::own_descriptors::keep_spares;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Forks, Trapping};
-use aquifer_sys::{async_io, descriptors, own_stack, threads};
+use aquifer_sys::{async_io, descriptors, dispatch, own_stack, threads};
 use aquifer_tiers::Tier;
 
 use crate::abort::abort;
@@ -208,15 +208,19 @@ impl Adopter {
             None => state.managed_bytes <= self.budget_bytes,
             Some(ledger) => ledger.reserve(state.managed_bytes / PAGE_BYTES) && ledger.sampled_until_ns().is_none(),
         };
-        if !fits {
+        if !fits && dispatch::is_owner() {
             self.start(state);
+        } else if !fits {
+            // In a child of vfork(2): threads and descriptors that it made would be its own, and not its parent's,
+            // whose memory this is. The parent looks at its next call.
+            self.look_at_ns.store(1, Ordering::Relaxed);
         }
     }
 
     /// Starts the pager although all adopted memory may fit the budget.
     pub(crate) fn start_now(&self) {
         let mut state = self.state();
-        if state.forks == 0 && self.pager().is_none() {
+        if state.forks == 0 && self.pager().is_none() && dispatch::is_owner() {
             self.start(&mut state);
         }
     }

@@ -21,6 +21,7 @@ use std::time::Duration;
 use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, PageIndex, ThreadIndex};
+use aquifer_sys::dispatch;
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::memory::{OWN_STACKS, advise};
 use aquifer_sys::own_descriptors::{own_table, with_room};
@@ -95,7 +96,9 @@ impl Adopter {
         let _blocked = Blocked::all();
         let mut state = self.state();
         let Some(pager) = self.pager() else {
+            let actions = signal::lock_programs_actions();
             let result = clone();
+            drop(actions);
             if result == 0 {
                 signal::become_child();
                 // The child does not inherit the setting that made this thread's calls trap.
@@ -170,7 +173,7 @@ impl Adopter {
     /// faults.
     pub fn upkeep(&'static self) {
         let Some(pager) = self.pager() else { return self.upkeep_below() };
-        if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
+        if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() || !dispatch::is_owner() {
             return;
         }
         // The signals of faults stay unblocked: starting a thread allocates, and the allocation may touch managed
@@ -229,6 +232,7 @@ impl Adopter {
             if !own_table() || self.is_seen.word().swap(1, Ordering::Relaxed) != 0 {
                 return;
             }
+            signal::become_child();
             let failed = match self.pager() {
                 Some(pager) => {
                     pager.replace_uffd_in_child().and_then(|()| pager.tier.after_fork_in_child(false)).is_err()
@@ -247,14 +251,14 @@ impl Adopter {
     /// Below the budget: makes such a child's claim, and, if other processes have too little, checks whether this
     /// process has more than its share.
     fn upkeep_below(&'static self) {
-        let Some(ledger) = self.ledger else { return };
         let look_at = self.look_at_ns.load(Ordering::Relaxed);
-        let is_asked = ledger.is_short() || ledger.sampled_until_ns().is_some();
+        let is_asked = self.ledger.is_some_and(|ledger| ledger.is_short() || ledger.sampled_until_ns().is_some());
         if look_at == 0 && !is_asked || look_at != 0 && now_ns() < look_at {
             return;
         }
         own_stack::call(move || {
-            let again = if ledger.is_short() { now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64 } else { 0 };
+            let is_short = self.ledger.is_some_and(Ledger::is_short);
+            let again = if is_short { now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64 } else { 0 };
             self.look_at_ns.store(again, Ordering::Relaxed);
             self.start_if_due(&mut self.state());
         });

@@ -19,8 +19,8 @@ use aquifer_stats::Counter;
 use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, FailedAccess, Interrupted, KernelAction};
-use aquifer_sys::thread_slot::{self, Inside};
-use aquifer_sys::{signal_actions, signal_frames, signal_stack};
+use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::{shown_calls, signal_actions, signal_frames, signal_stack};
 
 use crate::abort::say;
 use crate::fault_stacks;
@@ -78,8 +78,11 @@ pub(crate) fn lock_programs_actions() -> impl Sized {
 
 /// Makes the program's system calls trap from now on, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
-    signal_actions::take_all_over();
-    keep_programs_trap(dispatch::enable());
+    // Once for each thread: it may have set actions directly while its calls did not trap.
+    if thread_slot::trapping() != Trapping::Armed || !signal_actions::takes_all() {
+        signal_actions::take_all_over();
+        keep_programs_trap(dispatch::enable());
+    }
     // Arms this thread immediately. The others are armed at their next fault, or at their next call of a wrapped
     // function.
     dispatch::arm_if_due();
@@ -92,6 +95,9 @@ pub fn trap_fork() -> bool {
 }
 
 fn keep_programs_trap(old: Option<KernelAction>) {
+    signals::touch_stack();
+    // A SIGSYS that somebody sends wants the same lock.
+    let _blocked = signals::Blocked::all();
     if let Some(old) = old
         && let Ok(mut action) = programs_action(libc::SIGSYS).lock()
     {
@@ -101,6 +107,8 @@ fn keep_programs_trap(old: Option<KernelAction>) {
 
 /// In a forked child: what the parent's other threads had begun with signals is not finished by anybody.
 pub(crate) fn become_child() {
+    dispatch::own_after_fork();
+    shown_calls::become_child();
     signal_stack::adopt_in_child();
     signal_actions::forget_writers();
 }
@@ -237,6 +245,8 @@ unsafe fn run(action: &KernelAction, signal: i32, info: *mut libc::siginfo_t, co
             let handler: signals::Handler = unsafe { std::mem::transmute(handler) };
             runs_in_ours(action, context);
             handler(signal, info, context);
+            // SAFETY: the caller's promise.
+            unsafe { signal_frames::open_ours(context) };
         }
         handler => {
             // SAFETY: the program installed this address as a handler without SA_SIGINFO.

@@ -139,10 +139,13 @@ unsafe extern "C" {
 
 /// `si_code` of a SIGSYS caused by dispatch: SYS_USER_DISPATCH.
 const USER_DISPATCH: i32 = 2;
+/// Where `siginfo_t` of a SIGSYS has `si_arch`, and its value for calls of 64-bit code: AUDIT_ARCH_X86_64.
+const ARCH_OFFSET: usize = 28;
+const X86_64: u32 = 0xc000_003e;
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SYS_DISPATCH_ON: usize = 1;
 const PR_SYS_DISPATCH_OFF: usize = 0;
-/// Bytes of a `syscall` instruction.
+/// Bytes of a `syscall` instruction, and of `int 0x80`.
 const SYSCALL_BYTES: i64 = 2;
 
 static TEXT_START: AtomicUsize = AtomicUsize::new(0);
@@ -213,9 +216,21 @@ pub fn is_enabled() -> bool {
 pub fn is_owner() -> bool {
     let Some(word) = OWNER.get() else { return true };
     let own = process_id();
+    if own == 0 {
+        // A filter of system calls refuses to say.
+        return true;
+    }
     match word.word().compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => true,
         Err(found) => found == own,
+    }
+}
+
+/// In a forked child: it owns its copy of the memory from now on. If its first child of vfork(2) noted that instead,
+/// this process would count as a child itself.
+pub fn own_after_fork() {
+    if let Some(word) = OWNER.get() {
+        word.word().store(process_id(), Ordering::Relaxed);
     }
 }
 
@@ -283,6 +298,7 @@ pub struct Trapped {
     context: *mut libc::ucontext_t,
     /// The thread's cancel type in the program's code.
     kind: i32,
+    is_native: bool,
 }
 
 impl Trapped {
@@ -292,8 +308,13 @@ impl Trapped {
     /// The pointers are those that the kernel passed to the running handler of a SIGSYS.
     pub unsafe fn new(info: *const libc::siginfo_t, context: *mut libc::c_void, kind: i32) -> Option<Self> {
         // SAFETY: the caller promises the kernel's `siginfo_t`, which is only read.
-        let code = unsafe { (*info).si_code };
-        (code == USER_DISPATCH).then_some(Self { context: context.cast(), kind })
+        let (code, arch) = unsafe { ((*info).si_code, info.byte_add(ARCH_OFFSET).cast::<u32>().read()) };
+        (code == USER_DISPATCH).then_some(Self { context: context.cast(), kind, is_native: arch == X86_64 })
+    }
+
+    /// Whether the call is one of 64-bit code. `int 0x80` makes calls of 32-bit code, with other numbers and arguments.
+    pub fn is_native(&self) -> bool {
+        self.is_native
     }
 
     fn register(&mut self, index: i32) -> &mut i64 {
@@ -387,8 +408,10 @@ impl Trapped {
     pub fn return_from_signal(&mut self) {
         // The handler's return has read the frame's first word.
         let frame = self.stack().wrapping_sub(size_of::<usize>());
+        // SAFETY: the context belongs exclusively to this handler.
+        let kernels = unsafe { (*self.context).uc_stack };
         // SAFETY: the handler of a trapped call runs on Aquifer's stack, or nothing is copied.
-        if let Some(copy) = unsafe { signal_frames::copy_to_ours(frame) } {
+        if let Some(copy) = unsafe { signal_frames::copy_to_ours(frame, &kernels) } {
             self.set_stack(copy + size_of::<usize>());
             // No handler may run there before the kernel has read the copy.
             *self.mask() = !signals::OURS;
@@ -406,7 +429,7 @@ impl Trapped {
     }
 
     /// Repeats the call where it was made, and lets this thread's next calls pass untrapped until the thread has been
-    /// in Aquifer's code again: for calls that return twice.
+    /// in Aquifer's code again: for calls that return twice, and those that Aquifer does not know.
     pub fn repeat(&mut self) {
         thread_slot::pause();
         *self.register(libc::REG_RIP) -= SYSCALL_BYTES;

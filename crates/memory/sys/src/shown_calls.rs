@@ -38,6 +38,14 @@ struct Call {
     args: [AtomicUsize; 6],
 }
 
+impl Call {
+    /// Whether it was left by a jump, as code with a frame at `frame` finds.
+    fn is_abandoned(&self, frame: usize) -> bool {
+        let own = self.frame.load(Ordering::Relaxed);
+        frame.wrapping_sub(own) < ABANDONED_BYTES && !signal_stack::divides(frame, own)
+    }
+}
+
 struct Record {
     /// The thread's number; zero when the record is free.
     thread: AtomicU32,
@@ -85,6 +93,18 @@ pub fn leave() {
     }
 }
 
+/// In a forked child: its only thread goes on with its own record, and the others are free.
+pub fn become_child() {
+    let own = own();
+    for record in &RECORDS[..EVER_USED.load(Ordering::Relaxed)] {
+        let is_own = own.is_some_and(|own| std::ptr::eq(own, record));
+        if !is_own {
+            record.calls.iter().for_each(|call| call.state.store(FREE, Ordering::Relaxed));
+        }
+        record.thread.store(if is_own { this_thread() } else { 0 }, Ordering::Relaxed);
+    }
+}
+
 fn own() -> Option<&'static Record> {
     RECORDS.get(usize::from(thread_slot::record()).checked_sub(1)?)
 }
@@ -112,11 +132,7 @@ pub fn show(number: i64, args: &[usize; 6]) -> Shown {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let Some(record) = own() else { return Shown { index: None } };
-    let usable = |call: &Call| {
-        let other = call.frame.load(Ordering::Relaxed);
-        let is_abandoned = || frame.wrapping_sub(other) < ABANDONED_BYTES && !signal_stack::divides(frame, other);
-        call.state.load(Ordering::Relaxed) == FREE || is_abandoned()
-    };
+    let usable = |call: &Call| call.state.load(Ordering::Relaxed) == FREE || call.is_abandoned(frame);
     let Some(index) = record.calls.iter().position(usable) else { return Shown { index: None } };
     let call = &record.calls[index];
     // Claimed first: a handler that interrupts the stores below takes another entry.
@@ -129,9 +145,11 @@ pub fn show(number: i64, args: &[usize; 6]) -> Shown {
     Shown { index: Some(index) }
 }
 
-/// Whether this thread has announced a call, which a signal handler may have interrupted.
-pub fn is_in_call() -> bool {
-    own().is_some_and(|record| record.calls.iter().any(|call| call.state.load(Ordering::Relaxed) != FREE))
+/// Whether this thread has announced a call, which a signal handler may have interrupted. `frame` is an address in the
+/// frame of a function in which calls are announced.
+pub fn is_in_call(frame: usize) -> bool {
+    let is_current = |call: &Call| call.state.load(Ordering::Relaxed) != FREE && !call.is_abandoned(frame);
+    own().is_some_and(|record| record.calls.iter().any(is_current))
 }
 
 impl Drop for Shown {
@@ -180,9 +198,9 @@ mod tests {
         let far = Box::new([0u8; 2 * ABANDONED_BYTES]);
         std::hint::black_box(&far);
         assert_eq!(seen(), [(1, 7)]);
-        assert!(is_in_call());
+        assert!(is_in_call(std::ptr::from_ref(&far).addr() - 2 * ABANDONED_BYTES));
         drop(outer);
-        assert!(seen().is_empty() && !is_in_call());
+        assert!(seen().is_empty() && !is_in_call(0));
         leave();
     }
 
@@ -199,6 +217,8 @@ mod tests {
     fn a_call_left_by_a_jump_is_no_longer_shown() {
         join();
         std::mem::forget(deeper(1));
+        let here = 0u8;
+        assert!(!is_in_call(std::ptr::from_ref(std::hint::black_box(&here)).addr()));
         let next = show(2, &[9; 6]);
         assert_eq!(seen(), [(2, 9)]);
         let nested = deeper(3);

@@ -47,8 +47,8 @@ impl Wish {
         }
     }
 
-    /// Retries until nothing has changed between two reads of the version. A writer makes one system call meanwhile,
-    /// with every signal blocked.
+    /// Retries until nothing has changed between two reads of the version. A writer makes a few system calls meanwhile,
+    /// with every signal but Aquifer's blocked.
     fn read(&self) -> KernelAction {
         loop {
             let before = self.version.load(Ordering::Acquire);
@@ -61,7 +61,7 @@ impl Wish {
     }
 
     /// Keeps readers and other writers waiting while the returned value lives. Every signal must be blocked on this
-    /// thread.
+    /// thread, except Aquifer's, whose handlers use no entry of this table: the stack may be evicted memory.
     fn lock(&self) -> Locked<'_> {
         loop {
             let before = self.version.load(Ordering::Acquire);
@@ -89,17 +89,24 @@ impl Locked<'_> {
     /// Sets the action in the kernel, through the entry if it needs that, and returns the program's action before.
     fn exchange(&self, signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
         let before = self.0.stored();
-        let ours = new.map(|new| {
-            if !passes_through(signal, new) {
-                return *new;
-            }
+        let old = match new {
+            Some(new) => self.exchange_in_kernel(signal, new),
+            // SAFETY: only reads the action.
+            None => unsafe { exchange_action(signal, None) },
+        }?;
+        Ok(if old.handler == entry() { before } else { old })
+    }
+
+    /// Sets the action in the kernel, through the entry if it needs that, and returns the kernel's action before.
+    fn exchange_in_kernel(&self, signal: i32, new: &KernelAction) -> Result<KernelAction, Errno> {
+        let mut kernels = *new;
+        if passes_through(signal, new) {
             self.store(new);
-            through_entry(new)
-        });
+            kernels = through_entry(new);
+        }
         // SAFETY: the handler is the program's own, at its own risk; Aquifer's entry may run at any point of any
         // thread.
-        let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
-        Ok(if old.handler == entry() { before } else { old })
+        unsafe { exchange_action(signal, Some(&kernels)) }
     }
 }
 
@@ -145,8 +152,9 @@ fn passes_through(signal: i32, action: &KernelAction) -> bool {
 }
 
 /// The kernel's action for one of the program's that passes through the entry. The kernel writes `siginfo_t` only with
-/// SA_SIGINFO, and the frames are moved by what it says. With SA_NODEFER it could start one handler many times at once,
-/// on Aquifer's stack, which has room for all signals once; [`mask_in_handler`] unblocks the signal later.
+/// SA_SIGINFO, and the signal's number is read there when frames are moved. With SA_NODEFER it could start one handler
+/// many times at once, on Aquifer's stack, which has room for all signals once; [`mask_in_handler`] unblocks the signal
+/// later.
 fn through_entry(action: &KernelAction) -> KernelAction {
     let flags = action.flags & !(libc::SA_NODEFER as u64) | (libc::SA_ONSTACK | libc::SA_SIGINFO) as u64;
     signals::with_restorer(KernelAction { handler: entry(), flags, mask: action.mask & !signals::OURS, ..*action })
@@ -155,7 +163,8 @@ fn through_entry(action: &KernelAction) -> KernelAction {
 /// The program's rt_sigaction(2).
 pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
     let wish = wish_of(signal).ok_or(Errno(libc::EINVAL))?;
-    let _blocked = signals::Blocked::all();
+    signals::touch_stack();
+    let _blocked = signals::Blocked::all_but_ours();
     if dispatch::is_owner() {
         return wish.lock().exchange(signal, new);
     }
@@ -181,19 +190,29 @@ pub fn take_all_over() {
 /// Takes over the action for `signal` that the program may have set past Aquifer.
 pub fn take_over(signal: i32) {
     let Some(wish) = wish_of(signal) else { return };
-    let _blocked = signals::Blocked::all();
+    signals::touch_stack();
+    let _blocked = signals::Blocked::all_but_ours();
     if !dispatch::is_owner() {
         return;
     }
     let wish = wish.lock();
     // SAFETY: only reads the action.
-    let found = unsafe { exchange_action(signal, None) };
-    if let Ok(action) = found
-        && passes_through(signal, &action)
-    {
-        let _ = wish.exchange(signal, Some(&action));
+    let Ok(mut action) = (unsafe { exchange_action(signal, None) }) else { return };
+    if !passes_through(signal, &action) {
+        return;
+    }
+    // Another thread may set an action meanwhile, past this table: the last one counts.
+    for _ in 0..TAKE_OVERS_MAX {
+        match wish.exchange_in_kernel(signal, &action) {
+            Ok(old) if old.handler != entry() && old != action => action = old,
+            _ => return,
+        }
     }
 }
+
+/// How often [`take_over`] finds that another thread has set an action meanwhile. A choice: each such thread is at its
+/// first calls of sigaction(2) since the pager's start.
+const TAKE_OVERS_MAX: u32 = 64;
 
 /// In a forked child: no thread exists here that would finish a change.
 pub fn forget_writers() {

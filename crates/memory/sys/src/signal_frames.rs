@@ -4,10 +4,10 @@
 //! Moves the frames of the program's signals from Aquifer's stack to the program's.
 //!
 //! The entry copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put
-//! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
-//! siglongjmp(3), and unwound, as usual. The kernel neither writes a frame to the program's stack, which may be
-//! evicted, nor reads one there on a thread whose calls trap: a handler returns by the C library's code, where
-//! rt_sigreturn(2) traps, and its frame is [copied](copy_to_ours) to Aquifer's stack again.
+//! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. siglongjmp(3) and unwinding out
+//! of a handler work as usual. The kernel neither writes a frame to the program's stack, which may be evicted, nor
+//! reads one there on a thread whose calls trap: a handler returns by the C library's code, where rt_sigreturn(2)
+//! traps, and its frame is [copied](copy_to_ours) to Aquifer's stack again.
 //!
 //! `signal_stack.rs` decides where. Every signal except Aquifer's own is blocked while a frame is being moved. Another
 //! signal may have come before that: see [`settle`].
@@ -76,7 +76,12 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
         unsafe { ((*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize, (*context).uc_stack) };
     let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
     let range = signal_stack::range_for(frame, interrupted, &kernels, wants_alternate);
-    let Some(range) = range else { return (frame, None) };
+    let restorer = PROGRAMS_RESTORER.load(Ordering::Relaxed) as usize;
+    let Some(range) = range else {
+        // SAFETY: the frame's first word is its return address. By this code the handler's return traps.
+        unsafe { std::ptr::with_exposed_provenance_mut::<usize>(frame).write(restorer) };
+        return (frame, None);
+    };
     // SAFETY: the caller promises a frame there.
     let len = unsafe { end_of(frame) } - frame;
     let to = range.top.saturating_sub(len);
@@ -90,7 +95,7 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
     // stack. If it is not mapped the program ends by SIGSEGV; natively, its own handler for that could still run.
     unsafe {
         copied(frame, to, len);
-        let mut restorer = PROGRAMS_RESTORER.load(Ordering::Relaxed) as usize;
+        let mut restorer = restorer;
         if let Some(stack) = range.disarmed {
             let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
             (*copy).uc_stack = stack;
@@ -117,10 +122,10 @@ unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Star
     dispatch::arm_if_due();
 }
 
-/// If the signal whose frame is at `frame` has interrupted the entry of another before that has blocked signals, moves
-/// the frame of the other, and makes the start of its handler the code that was interrupted, as it would be without
-/// Aquifer: the kernel may start several handlers at once, and the last one runs first. Returns the alternate stack to
-/// set in the kernel until the other handler returns.
+/// The signal whose frame is at `frame` may have interrupted another signal's entry before that entry blocked signals.
+/// Then this moves the other signal's frame, too, and changes the context at `frame` as if the first instruction of the
+/// other handler had been interrupted, as it would be without Aquifer: the kernel may start several handlers at once,
+/// and the last one runs first. Returns the alternate stack to set in the kernel until the other handler returns.
 ///
 /// Recursive: at most one level for each signal there is, because none starts twice before its entry has run.
 ///
@@ -172,13 +177,16 @@ unsafe fn settle(frame: usize) -> Option<libc::stack_t> {
 /// The largest frame that is copied. A choice: more than any processor's state takes (some 11 KiB with AMX).
 const FRAME_BYTES_MAX: usize = 32 << 10;
 
-/// Copies the frame of a handler that is about to return from the program's stack to the low end of Aquifer's. `None`
-/// if it is there already, or does not fit.
+/// Copies the frame of a handler that is about to return from the program's stack to the low end of Aquifer's, and sets
+/// the alternate stack in the frame if the kernel has another: since Linux 6.12 it does not change the stack on which
+/// rt_sigreturn(2) is called. `kernels` is what it has. `None` if the frame is there already, or does not fit.
 ///
 /// # Safety
 /// Runs on Aquifer's stack, and rt_sigreturn(2) is about to be called with the frame at `frame`.
-pub(crate) unsafe fn copy_to_ours(frame: usize) -> Option<usize> {
+pub(crate) unsafe fn copy_to_ours(frame: usize, kernels: &libc::stack_t) -> Option<usize> {
     let here = 0u8;
+    // SAFETY: the caller promises a frame there.
+    unsafe { open_ours(std::ptr::with_exposed_provenance_mut(frame + CONTEXT_OFFSET)) };
     let room = signal_stack::room_below(std::ptr::from_ref(std::hint::black_box(&here)) as usize, frame)?;
     // SAFETY: the caller promises a frame there. If there is none, this access or the kernel's ends the program.
     let len = unsafe { end_of(frame) }.checked_sub(frame).filter(|len| *len <= FRAME_BYTES_MAX)?;
@@ -186,14 +194,23 @@ pub(crate) unsafe fn copy_to_ours(frame: usize) -> Option<usize> {
     if to + len > room.end {
         return None;
     }
-    // SAFETY: nothing uses the low end of the stack that this function runs on. The kernel's mask is the first eight
-    // bytes of libc's.
+    // SAFETY: nothing uses the low end of the stack that this function runs on.
     unsafe {
         copied(frame, to, len);
-        let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
-        *(&raw mut (*copy).uc_sigmask).cast::<u64>() &= !signals::OURS;
+        let copy = std::ptr::with_exposed_provenance::<libc::ucontext_t>(to + CONTEXT_OFFSET);
+        signal_stack::set_in_handler(&(*copy).uc_stack, kernels);
     }
     Some(to)
+}
+
+/// Removes Aquifer's signals from the mask to which a handler returns: the program may have blocked every signal there.
+///
+/// # Safety
+/// `context` is that of a signal's frame whose handler is about to return.
+pub unsafe fn open_ours(context: *mut libc::c_void) {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the caller's promise. The kernel's mask is the first eight bytes of libc's.
+    unsafe { *(&raw mut (*context).uc_sigmask).cast::<u64>() &= !signals::OURS };
 }
 
 /// Copies a frame of `len` bytes.
@@ -225,7 +242,7 @@ fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mas
     Start { rest: rest.unwrap_or(none), cuts, stack, signal: signal as usize, info, context, handler, mask }
 }
 
-/// Replaces the running handler, which is Aquifer's, by the program's, with `mask`, on the stack that it would have
+/// Replaces the running handler, which is Aquifer's, with the program's, with `mask`, on the stack that it would have
 /// had. Returns if that is not possible, because Aquifer's handler has interrupted Aquifer's own work.
 ///
 /// # Safety

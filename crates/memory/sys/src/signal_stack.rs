@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The alternate signal stack of each thread is always Aquifer's; the program's own, set by sigaltstack(2), is recorded
-//! separately.
+//! The kernel has Aquifer's alternate signal stack for each thread that was [given](give) one; the program's own, set
+//! by sigaltstack(2), is recorded separately.
 //!
 //! A fault is a signal, and the kernel must be able to write its frame. A program may free the memory of its alternate
-//! stack without harm, if its own handlers no longer run: Ruby does so when it exits. So the kernel never learns
-//! of the program's stack. [`exchange`] emulates sigaltstack(2), and `signal_frames.rs` moves the frames of the
-//! program's handlers (SA_ONSTACK) to where the program wants them.
+//! stack without harm, if its own handlers no longer run: Ruby does so when it exits. So the kernel does not get the
+//! program's stack. [`exchange`] emulates sigaltstack(2), and `signal_frames.rs` moves the frames of the program's
+//! handlers (SA_ONSTACK) to where the program wants them.
 //!
 //! A program that makes the system call directly, before calls trap, bypasses this. The next handler of Aquifer's that
 //! interrupts it finds the program's stack in its context, and [sets Aquifer's again](reclaim). If such a program only
-//! asks, it finds Aquifer's stack, and may expect its handlers there; so until it sets its own, they run there.
+//! queries its stack, it gets Aquifer's, and may expect its handlers there; so until it sets its own, they run there.
 //!
-//! Threads: any that was [given](give) a stack; others use the alternate stack that the kernel has for them.
+//! Threads that were given none use the alternate stack that the kernel has for them.
+
+use std::arch::asm;
 
 use crate::dispatch;
 use crate::raw::{Errno, syscall};
+use crate::signals::{self, Blocked};
 use crate::thread_slot;
 
 /// The smallest stack that sigaltstack(2) accepts: the kernel's MINSIGSTKSZ.
@@ -84,6 +87,39 @@ fn stack(start: usize, len: usize, flags: i32) -> libc::stack_t {
 fn tell_kernel(stack: &libc::stack_t) -> Result<usize, Errno> {
     // SAFETY: sigaltstack(2) reads one `stack_t`; the caller of `give` vouched for the range, or the stack is disabled.
     unsafe { syscall(libc::SYS_sigaltstack, [std::ptr::from_ref(stack) as usize, 0, 0, 0, 0, 0]) }
+}
+
+/// As `tell_kernel`, also in a handler that runs on the alternate stack. The kernel refuses to change the stack to
+/// which the stack pointer points, both here and, since Linux 6.12, when a handler returns; so the stack pointer is
+/// elsewhere during the call.
+fn tell_kernel_in_handler(stack: &libc::stack_t) {
+    signals::touch_stack();
+    // A handler would start at the top of the stack that this thread is on.
+    let _blocked = Blocked::all();
+    // SAFETY: as in `tell_kernel`. The call and the kernel use no memory at the stack pointer, which is restored. No
+    // signal is delivered meanwhile.
+    unsafe {
+        asm!(
+            "mov {kept}, rsp",
+            "xor esp, esp",
+            "syscall",
+            "mov rsp, {kept}",
+            kept = out(reg) _,
+            inlateout("rax") libc::SYS_sigaltstack as isize => _,
+            in("rdi") std::ptr::from_ref(stack), in("rsi") 0usize,
+            out("rcx") _, out("r11") _,
+        );
+    }
+}
+
+/// In a handler on Aquifer's stack: sets the alternate stack to which it will return, if that is Aquifer's, too, and
+/// not the one that the kernel has.
+pub(crate) fn set_in_handler(new: &libc::stack_t, kernels: &libc::stack_t) {
+    let stacks = thread_slot::signal_stacks();
+    let is_ours = new.ss_sp as usize == stacks.start && new.ss_flags & libc::SS_DISABLE == 0;
+    if is_ours && kernels.ss_sp == new.ss_sp && kernels.ss_size != new.ss_size {
+        tell_kernel_in_handler(new);
+    }
 }
 
 /// Makes `start..start + len` the calling thread's alternate stack, until [`take_away`]. The program's is reset to
@@ -155,8 +191,11 @@ pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t,
         0 | libc::SS_ONSTACK => {}
         _ => return Err(Errno(libc::EINVAL)),
     }
-    stacks.set_programs(new);
-    thread_slot::set_signal_stacks(stacks);
+    // A child of vfork(2) shares this memory with its parent, whose stack this is.
+    if stacks.end == 0 || stacks.thread == this_thread() {
+        stacks.set_programs(new);
+        thread_slot::set_signal_stacks(stacks);
+    }
     Ok(old)
 }
 
@@ -173,7 +212,8 @@ pub fn divides(one: usize, other: usize) -> bool {
     is_there(one) != is_there(other)
 }
 
-/// In a handler: if the kernel had a stack of the program's, Aquifer's is set when the handler returns.
+/// In a handler: if the kernel has a stack of the program's, or only a part of Aquifer's that is no longer shared, sets
+/// Aquifer's.
 ///
 /// # Safety
 /// `context` is the pointer that the kernel passed to the running handler.
@@ -186,13 +226,17 @@ pub unsafe fn reclaim(context: *mut libc::c_void) {
         let at = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
         // A handler for which Aquifer's stack was shortened has been left by a jump.
         if stacks.end != 0 && found.ss_sp as usize == stacks.start && !stacks.is_ours(at) && !stacks.is_programs(at) {
-            found.ss_size = stacks.end - stacks.start;
+            let whole = stack(stacks.start, stacks.end - stacks.start, 0);
+            set_in_handler(&whole, found);
+            *found = whole;
         }
         return;
     }
     stacks.set_programs(found);
     thread_slot::set_signal_stacks(stacks);
+    // Here for kernels before Linux 6.12, which set what they find when the handler returns.
     *found = stack(stacks.start, stacks.end - stacks.start, 0);
+    tell_kernel_in_handler(found);
 }
 
 /// As [`reclaim`], outside handlers.
@@ -408,6 +452,39 @@ mod tests {
             assert_eq!(found(0x90000, false), Some((0x90000 - 128, 0)));
             assert_eq!(found(0x90000, true), None, "where the program wants it");
             assert_eq!(found(0x11800, false), None, "it was in use already");
+        });
+    }
+
+    /// Sends SIGURG to this thread, whose handler on the alternate stack calls [`reclaim`].
+    fn reclaim_in_a_handler() {
+        extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+            // SAFETY: the kernel's context.
+            unsafe { reclaim(context) };
+        }
+        // SAFETY: the handler may run at any point; nothing else here uses this signal.
+        unsafe { signals::exchange_action(libc::SIGURG, Some(&signals::fault_action(on_signal))) }.unwrap();
+        let args = [std::process::id() as usize, this_thread() as usize, libc::SIGURG as usize, 0, 0, 0];
+        // SAFETY: tgkill(2) touches no memory.
+        unsafe { syscall(libc::SYS_tgkill, args) }.unwrap();
+    }
+
+    #[test]
+    fn a_handler_on_the_programs_stack_gives_the_kernel_ours() {
+        on_a_thread_with_a_stack(|ours| {
+            let theirs = map_anonymous(LEN).unwrap();
+            tell_kernel(&stack(theirs, LEN, 0)).unwrap();
+            reclaim_in_a_handler();
+            assert_eq!((kernels().ss_sp as usize, kernels().ss_size), (ours, LEN));
+            assert_eq!(exchange(None, 0).unwrap().ss_sp as usize, theirs);
+        });
+    }
+
+    #[test]
+    fn a_handler_gives_the_kernel_the_whole_of_ours_once_nothing_else_uses_it() {
+        on_a_thread_with_a_stack(|ours| {
+            tell_kernel(&stack(ours, LEN / 2, 0)).unwrap();
+            reclaim_in_a_handler();
+            assert_eq!((kernels().ss_sp as usize, kernels().ss_size), (ours, LEN));
         });
     }
 

@@ -43,7 +43,7 @@ pub unsafe fn set_programs_restorer(restorer: usize) {
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelAction {
     /// Address of the handler, or SIG_DFL, or SIG_IGN.
     pub handler: usize,
@@ -104,7 +104,7 @@ pub const fn bit(signal: i32) -> u64 {
 
 /// The signals that deliver faults and trapped system calls to Aquifer. The kernel ends a program that gets one of them
 /// while it is blocked, so they are removed from the program's own masks.
-pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
+pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
 /// The other signals that the kernel raises on the thread that has caused them. The kernel ends a program that gets one
 /// of them while it is blocked.
@@ -119,6 +119,14 @@ pub fn sent_by_others() -> u64 {
     !(OURS | SYNCHRONOUS | SETXID)
 }
 
+/// Makes what short work needs of the calling thread's stack resident, before every signal is blocked or a lock is
+/// taken: a fault there could not be signalled, or would wait for a thread that waits for the lock. No more than that:
+/// an alternate stack or a coroutine's may be small.
+#[inline(never)]
+pub fn touch_stack() {
+    std::hint::black_box([0u8; 512]);
+}
+
 /// Sets the signal mask of the calling thread.
 pub fn set_mask(mask: u64) {
     let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
@@ -128,7 +136,8 @@ pub fn set_mask(mask: u64) {
 
 /// Unblocks Aquifer's own signals on the calling thread.
 pub fn unblock_ours() {
-    let args = [libc::SIG_UNBLOCK as usize, &raw const OURS as usize, 0, 8, 0, 0];
+    let ours = OURS;
+    let args = [libc::SIG_UNBLOCK as usize, &raw const ours as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
@@ -161,6 +170,11 @@ impl Blocked {
     /// Blocks the signals that others send: for calls into the C library that may touch the program's memory.
     pub fn others() -> Self {
         Self::these(sent_by_others())
+    }
+
+    /// Blocks all signals but those of faults, and the one for which setuid(2) waits: the stack may be evicted memory.
+    pub fn all_but_ours() -> Self {
+        Self::these(!(OURS | SETXID))
     }
 
     /// The thread's mask before this value was created, which is restored when it is dropped.

@@ -5,13 +5,11 @@
 //! its memory alone. Once the pager has started, no thread announces further calls.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::Ordering;
 
 use aquifer_pager::Adopter;
 use aquifer_sys::shown_calls::{self, Shown};
 use aquifer_sys::signals;
 
-use super::HAS_THREADS;
 use crate::start::instance;
 
 /// A call that may be in progress when the pager starts: it is announced until it returns, so that the pager leaves the
@@ -28,13 +26,12 @@ impl Early {
             return None;
         }
         if adopter.has_started() {
-            end_announcements(adopter);
+            let here = 0u8;
+            end_announcements(adopter, std::ptr::from_ref(std::hint::black_box(&here)).addr());
             return None;
         }
-        // If the process has only one thread, that thread starts the pager, and is in no call at that time.
-        if !HAS_THREADS.load(Ordering::Relaxed) {
-            return None;
-        }
+        // Also in a process with one thread: a signal's handler that interrupts the call may start the pager, and the
+        // kernel may then make the call once more.
         let shown = shown_calls::show(number, args);
         if adopter.is_starting() {
             drop(shown);
@@ -52,16 +49,18 @@ impl Drop for Early {
         if self.adopter.has_started() {
             // errno already holds the call's own result.
             let errno = signals::errno();
-            end_announcements(self.adopter);
+            let here = 0u8;
+            end_announcements(self.adopter, std::ptr::from_ref(std::hint::black_box(&here)).addr());
             signals::set_errno(errno);
         }
     }
 }
 
 /// Ends this thread's announcements once the pager has started. If the thread has returned from every call that it
-/// announced, the pager may manage the memory of those calls from now on.
-pub(super) fn end_announcements(adopter: &'static Adopter) {
-    if !shown_calls::is_in_call() {
+/// announced, the pager may manage the memory of those calls from now on. `frame` is an address in the caller's frame,
+/// or 0.
+pub(super) fn end_announcements(adopter: &'static Adopter, frame: usize) {
+    if !shown_calls::is_in_call(frame) {
         adopter.end_postponed_calls(shown_calls::this_thread());
         shown_calls::announce_no_more();
     }
