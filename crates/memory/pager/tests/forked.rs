@@ -16,6 +16,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -152,10 +153,14 @@ fn a_closed_tier_can_be_opened_again_while_a_child_lives() {
     let file = Scratch::new("again");
     let tier = format!("flash:{},size=64MiB", file.0.display());
     let parent = space(&tier);
+    let (mut begun, begins) = std::io::pipe().unwrap();
     let child = fork(|| {
+        (&begins).write_all(&[1]).unwrap();
         std::thread::sleep(Duration::from_secs(u64::from(CHILD_SECONDS)));
         0
     });
+    // Until it runs, it has its parent's descriptors.
+    begun.read_exact(&mut [0]).unwrap();
     parent.close().unwrap();
     space(&tier).close().unwrap();
     // SAFETY: the child is this test's.
