@@ -145,7 +145,11 @@ pub unsafe extern "C" fn vfork() -> libc::pid_t {
     )
 }
 
+/// What is due on this thread happens now: the child cannot do it.
 extern "C" fn vfork_begins() -> usize {
+    let errno = signals::errno();
+    let _ = instance();
+    signals::set_errno(errno);
     thread_slot::environment()
 }
 

@@ -19,7 +19,7 @@ use aquifer_stats::Counter;
 use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, FailedAccess, Interrupted, KernelAction};
-use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::thread_slot::{self, Inside};
 use aquifer_sys::{shown_calls, signal_actions, signal_frames, signal_stack};
 
 use crate::abort::say;
@@ -78,8 +78,12 @@ pub(crate) fn lock_programs_actions() -> impl Sized {
 
 /// Makes the program's system calls trap from now on, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
+    // A child of vfork(2) has actions of its own, and its parent's memory.
+    if !dispatch::is_owner() {
+        return;
+    }
     // Once for each thread: it may have set actions directly while its calls did not trap.
-    if thread_slot::trapping() != Trapping::Armed || !signal_actions::takes_all() {
+    if thread_slot::is_first_sweep() || !signal_actions::takes_all() {
         signal_actions::take_all_over();
         keep_programs_trap(dispatch::enable());
     }

@@ -185,9 +185,10 @@ pub fn enable() -> Option<KernelAction> {
     old
 }
 
-/// Installs the handler. Returns the program's own action for SIGSYS, if this call replaced it.
+/// Installs the handler. Returns the program's own action for SIGSYS, if this call replaced it. A child of vfork(2)
+/// installs nothing: its actions are its own, and its parent would take the handler for installed.
 pub fn install() -> Option<KernelAction> {
-    if TEXT_START.load(Ordering::Acquire) == 0 || INSTALLED.load(Ordering::Relaxed) {
+    if TEXT_START.load(Ordering::Acquire) == 0 || INSTALLED.load(Ordering::Relaxed) || !is_owner() {
         return None;
     }
     let start = std::ptr::with_exposed_provenance(LIBCS_START.load(Ordering::Relaxed));
@@ -198,7 +199,8 @@ pub fn install() -> Option<KernelAction> {
     // SAFETY: `prepare` has stored a handler that is sound to run.
     let old = unsafe { signals::exchange_action(libc::SIGSYS, Some(&action)) }.ok()?;
     INSTALLED.store(true, Ordering::Release);
-    Some(old)
+    // Another thread may have installed it meanwhile.
+    (old.handler != action.handler).then_some(old)
 }
 
 /// Whether the handler is in place.
@@ -413,10 +415,11 @@ impl Trapped {
         // SAFETY: the handler of a trapped call runs on Aquifer's stack, or nothing is copied.
         if let Some(copy) = unsafe { signal_frames::copy_to_ours(frame, &kernels) } {
             self.set_stack(copy + size_of::<usize>());
-            // No handler may run there before the kernel has read the copy.
-            *self.mask() = !signals::OURS;
         }
-        self.jump();
+        // No handler may run there before the kernel has read the frame, and unwinders must find code that they know as
+        // the end of a handler.
+        *self.mask() = !signals::OURS;
+        *self.register(libc::REG_RIP) = signals::restorer() as i64;
     }
 
     /// As [`call_here`](Self::call_here), for a call that does not return and needs the stack as it is: exit(2).

@@ -29,6 +29,11 @@ unsafe extern "C" {
     fn aquifer_restore();
 }
 
+/// The address of the code by which Aquifer's own handlers return.
+pub(crate) fn restorer() -> usize {
+    aquifer_restore as *const () as usize
+}
+
 /// The code by which handlers of the program return, once Aquifer has moved their frames.
 pub(crate) static PROGRAMS_RESTORER: AtomicPtr<()> = AtomicPtr::new(aquifer_restore as *const () as *mut ());
 
@@ -78,14 +83,14 @@ pub fn fault_action(handler: Handler) -> KernelAction {
     KernelAction {
         handler: handler as usize,
         flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER,
-        restorer: aquifer_restore as *const () as usize,
+        restorer: restorer(),
         mask: u64::MAX,
     }
 }
 
 /// The same action, whose handler returns through Aquifer's code.
 pub fn with_restorer(action: KernelAction) -> KernelAction {
-    let restorer = aquifer_restore as *const () as usize;
+    let restorer = restorer();
     KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
@@ -94,7 +99,7 @@ pub fn with_restorer(action: KernelAction) -> KernelAction {
 pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
     let mask = !(OURS | SYNCHRONOUS);
-    KernelAction { handler, flags, restorer: aquifer_restore as *const () as usize, mask }
+    KernelAction { handler, flags, restorer: restorer(), mask }
 }
 
 /// The bit of one signal in a mask.

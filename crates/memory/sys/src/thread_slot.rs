@@ -19,8 +19,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 104",
-    "aquifer_thread_words: .zero 104",
+    ".size aquifer_thread_words, 112",
+    "aquifer_thread_words: .zero 112",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -60,6 +60,8 @@ struct Words {
     own_descriptors: u32,
     /// The number that [`set_environment`] stored for this thread; zero at first.
     environment: usize,
+    /// 1 once [`is_first_sweep`] was called on this thread.
+    has_swept: u32,
 }
 
 /// The calls in progress on a thread that copy the process: more than one where a signal handler makes another.
@@ -72,7 +74,7 @@ pub struct Forks {
     pub last_is_by_library: u32,
 }
 
-const _: () = assert!(size_of::<Words>() == 104);
+const _: () = assert!(size_of::<Words>() == 112);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -234,6 +236,12 @@ pub(crate) fn has_own_descriptors() -> bool {
 pub(crate) fn set_own_descriptors() {
     // SAFETY: as in `index`.
     unsafe { (*words()).own_descriptors = 1 }
+}
+
+/// Whether this is the first call on this thread. Calls are for taking over what the thread has set past Aquifer.
+pub fn is_first_sweep() -> bool {
+    // SAFETY: as in `index`.
+    unsafe { std::mem::replace(&mut (*words()).has_swept, 1) == 0 }
 }
 
 /// The number that [`set_environment`] stored for this thread; zero at first. A child of vfork(2) shares it.

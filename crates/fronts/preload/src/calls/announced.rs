@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 
 use aquifer_pager::Adopter;
 use aquifer_sys::shown_calls::{self, Shown};
-use aquifer_sys::signals;
+use aquifer_sys::{dispatch, signals};
 
 use crate::start::instance;
 
@@ -60,7 +60,8 @@ impl Drop for Early {
 /// announced, the pager may manage the memory of those calls from now on. `frame` is an address in the caller's frame,
 /// or 0.
 pub(super) fn end_announcements(adopter: &'static Adopter, frame: usize) {
-    if !shown_calls::is_in_call(frame) {
+    // A child of vfork(2) is in a call of its parent's.
+    if dispatch::is_owner() && !shown_calls::is_in_call(frame) {
         adopter.end_postponed_calls(shown_calls::this_thread());
         shown_calls::announce_no_more();
     }
