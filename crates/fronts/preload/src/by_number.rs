@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::calls::in_libcs_manner;
 use crate::mappings::{advise, map, protect, protect_with_key, unmap};
 use crate::remap::remap;
+use crate::segments::attach;
 use crate::{libc_functions, locks, unmovable};
 
 /// The numbers below 64 that this library handles, as bits.
@@ -22,7 +23,8 @@ const OURS_BELOW_64: u64 = 1 << libc::SYS_mmap
     | 1 << libc::SYS_mprotect
     | 1 << libc::SYS_munmap
     | 1 << libc::SYS_mremap
-    | 1 << libc::SYS_madvise;
+    | 1 << libc::SYS_madvise
+    | 1 << libc::SYS_shmat;
 // The code below takes these four as a range.
 const _: () = assert!(libc::SYS_munlock == libc::SYS_mlock + 1 && libc::SYS_munlockall == libc::SYS_mlock + 3);
 
@@ -152,6 +154,7 @@ unsafe extern "C" fn on_memory(
             libc::SYS_munmap => unmap(address, second) as isize,
             libc::SYS_mremap => remap(address, second, third, fourth as c_int, fifth),
             libc::SYS_madvise => advise(address, second, third as c_int) as isize,
+            libc::SYS_shmat => in_libcs_manner(attach(args)),
             libc::SYS_mlock => in_libcs_manner(locks::lock(number, [first, second, 0, 0, 0, 0])),
             libc::SYS_mlock2 => in_libcs_manner(locks::lock(number, [first, second, third, 0, 0, 0])),
             libc::SYS_munlock => in_libcs_manner(locks::unlock([first, second, 0, 0, 0, 0])),

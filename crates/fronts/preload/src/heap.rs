@@ -133,6 +133,7 @@ fn extent(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, ori
     if alignment < BOOKKEEPING_ALIGNMENT
         && let Some(instance) = instance_inside()
     {
+        instance.adopter.has_appeared(start, size);
         instance.adopter.adopt(start, size, delivery(origin, instance.delivery));
     }
     std::ptr::with_exposed_provenance_mut(start)
@@ -209,14 +210,15 @@ extern "C" fn purge(
 ) -> bool {
     let start = start as usize + offset;
     // SAFETY: jemalloc guarantees that the range holds nothing of value.
-    let empty = move || unsafe { drop_pages(start, len) }.is_err();
-    match instance_inside() {
+    let empty = move || unsafe { drop_pages(start, len) };
+    let emptied = match instance_inside() {
         Some(instance) => {
             crate::locks::forget(&instance.adopter, start, len);
             instance.adopter.discard(start, len, empty)
         }
         None => empty(),
-    }
+    };
+    emptied.is_err()
 }
 
 extern "C" fn allow_split(

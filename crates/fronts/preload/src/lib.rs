@@ -44,6 +44,7 @@ mod program_lists;
 mod program_memory;
 mod programs;
 mod remap;
+mod segments;
 mod signal_actions;
 mod stacks_of_thread;
 mod start;

@@ -21,15 +21,21 @@ fn kernel(number: i64, args: [usize; 6]) -> isize {
     unsafe { syscall(number, args) }.map_or_else(|errno| -(errno.0 as isize), |value| value as isize)
 }
 
-/// Carries out mlock(2) or mlock2(2), with the kernel's convention for results.
+/// Carries out mlock(2) or mlock2(2), with the kernel's convention for results. A call that fails locks no managed
+/// memory. The kernel leaves what precedes a hole locked, and would refuse MADV_DONTNEED there.
 pub fn lock(number: i64, args: [usize; 6]) -> isize {
     let Some(instance) = instance() else { return kernel(number, args) };
-    if !instance.adopter.lock(args[0], args[1]) {
+    let (adopter, [start, len, ..]) = (&instance.adopter, args);
+    let unlocked = adopter.unlocked(start, len);
+    if !adopter.lock(start, len) {
         return NO_MEMORY;
     }
     let result = kernel(number, args);
     if result < 0 {
-        instance.adopter.unlock(args[0], args[1]);
+        for (start, end) in unlocked.managed {
+            kernel(libc::SYS_munlock, [start, end - start, 0, 0, 0, 0]);
+        }
+        unlocked.all.into_iter().for_each(|(start, end)| adopter.unlock(start, end - start));
     }
     result
 }
@@ -56,13 +62,17 @@ pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
 /// Carries out mlockall(2), with the kernel's convention for results. The kernel would also lock the pager's own
 /// frames, so it is only asked before there are any.
 pub fn lock_all(flags: usize) -> isize {
-    if let Some(instance) = instance() {
-        let future = flags & libc::MCL_FUTURE as usize != 0;
-        if future || !instance.adopter.lock_all() {
-            return NO_MEMORY;
-        }
+    let lock = || kernel(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0]);
+    let Some(instance) = instance() else { return lock() };
+    if flags & libc::MCL_FUTURE as usize != 0 {
+        return NO_MEMORY;
     }
-    kernel(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0])
+    let Some(before) = instance.adopter.lock_all() else { return NO_MEMORY };
+    let result = lock();
+    if result < 0 {
+        instance.adopter.lock_all_failed(before);
+    }
+    result
 }
 
 /// Carries out munlockall(2), with the kernel's convention for results.

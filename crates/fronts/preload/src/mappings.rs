@@ -83,12 +83,15 @@ pub unsafe fn map(
     let stays_managed = replaces
         && is_plain(flags)
         && instance.adopter.manages_all(address as usize, len)
-        && !instance.adopter.is_locked(address as usize, len);
+        && !instance.adopter.has_locked(address as usize, len);
     if stays_managed {
         let mapped = remap_fixed(&instance.adopter, args);
         return std::ptr::with_exposed_provenance_mut(mapped as usize);
     }
     let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
+    if mapped != -1 && !replaces {
+        instance.adopter.has_appeared(mapped as usize, len);
+    }
     let delivery = delivery(Origin::Mapping, instance.delivery);
     if mapped != -1 && is_plain(flags) && protection & libc::PROT_WRITE == 0 {
         instance.adopter.reserve(mapped as usize, len);
@@ -101,11 +104,29 @@ pub unsafe fn map(
 }
 
 /// Carries out an mmap(2) with MAP_FIXED that replaces managed plain memory by plain memory: the new memory is managed
-/// like the old. Runtimes return memory to the kernel and reuse it in this way.
+/// like the old. Runtimes return memory to the kernel and reuse it in this way. With MAP_POPULATE, it is populated once
+/// it is managed; a failure of that is not an error.
 fn remap_fixed(adopter: &'static Adopter, args: [usize; 6]) -> isize {
-    // SAFETY: the program's own call.
-    let map = move || unsafe { call(libc::SYS_mmap, args) };
-    if adopter.is_active() { adopter.remap_fixed(args[0], args[1], map) } else { map() }
+    const POPULATE: usize = libc::MAP_POPULATE as usize;
+    let [start, len, protection, flags, ..] = args;
+    let mapped = adopter.remap_fixed(start, len, move |is_active| {
+        let mut args = args;
+        args[3] &= if is_active { !POPULATE } else { usize::MAX };
+        // SAFETY: the program's own call.
+        unsafe { call(libc::SYS_mmap, args) }
+    });
+    let advice = match protection as c_int & (libc::PROT_READ | libc::PROT_WRITE) {
+        0 => None,
+        libc::PROT_READ => Some(libc::MADV_POPULATE_READ),
+        _ => Some(libc::MADV_POPULATE_WRITE),
+    };
+    let wants = flags & POPULATE != 0 && flags & libc::MAP_NONBLOCK as usize == 0;
+    if let Some(advice) = advice.filter(|_| mapped != -1 && wants && adopter.is_active()) {
+        let errno = signals::errno();
+        populate(adopter, start, len, advice);
+        signals::set_errno(errno);
+    }
+    mapped
 }
 
 /// Manages reserved memory that becomes writable, before `start..start + len` gets its new protection.
@@ -229,10 +250,12 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     let active = adopter.is_active();
     match advice {
         // The kernel frees lazily, and a page that it has freed must not be fetched again, so the pages are freed
-        // immediately.
-        libc::MADV_FREE if active => adopter.discard(start, len, move || advise(libc::MADV_DONTNEED)),
-        libc::MADV_DONTNEED if active => adopter.discard(start, len, move || advise(advice)),
-        MADV_DONTNEED_LOCKED if active => adopter.discard_locked(start, len, move || advise(advice)),
+        // immediately once the pager has started, which may be now.
+        libc::MADV_FREE => adopter.discard(start, len, move || {
+            advise(if adopter.is_active() { libc::MADV_DONTNEED } else { libc::MADV_FREE })
+        }),
+        libc::MADV_DONTNEED => adopter.discard(start, len, move || advise(advice)),
+        MADV_DONTNEED_LOCKED => adopter.discard_locked(start, len, move || advise(advice)),
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
@@ -345,7 +368,7 @@ fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) 
     0
 }
 
-/// Carries out the program's trapped mmap(2) over managed memory, and does not adopt the new memory.
+/// Carries out the program's trapped mmap(2) over managed or reserved memory, and does not adopt the new memory.
 pub fn replace(args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { syscall(libc::SYS_mmap, args) };

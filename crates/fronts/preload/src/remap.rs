@@ -56,7 +56,11 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
         Some(instance) if flags & libc::MREMAP_FIXED != 0 && can_be_mapped(target, new_len) => {
             instance.adopter.release(target, new_len, remap)
         }
-        _ => remap(),
+        Some(instance) => remap().inspect(|new| {
+            let stayed = if *new == address as usize { old_len.next_multiple_of(4096) } else { 0 };
+            instance.adopter.has_appeared(new + stayed, new_len.saturating_sub(stayed));
+        }),
+        None => remap(),
     };
     if let (Ok(new), Some(instance)) = (result, instance()) {
         instance.adopter.has_moved(address as usize, old_len, new, new_len);

@@ -27,7 +27,9 @@ use aquifer_sys::{signal_stack, signals};
 use crate::calls::Caller;
 use crate::guest_memory::{self, Accessor};
 use crate::start::instance;
-use crate::{descriptors, forks, locks, mappings, masks, programs, remap, signal_actions, threads, unmovable};
+use crate::{
+    descriptors, forks, locks, mappings, masks, programs, remap, segments, signal_actions, threads, unmovable,
+};
 
 /// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -182,6 +184,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     let adopter = &instance()?.adopter;
     let address = || std::ptr::with_exposed_provenance_mut::<c_void>(args[0]);
     let managed = |start: usize, len: usize| adopter.manages(start, len.max(1));
+    let known = |start: usize, len: usize| managed(start, len) || adopter.reserves(start, len);
     // SAFETY: the program's own call, made by the function that replaces it.
     let result = unsafe {
         match number {
@@ -189,20 +192,24 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_close | libc::SYS_close_range | libc::SYS_dup2 | libc::SYS_dup3 => {
                 return descriptors::answer(number, &args);
             }
-            libc::SYS_mmap if args[3] & libc::MAP_FIXED as usize != 0 && managed(args[0], args[1]) => {
+            libc::SYS_mmap if args[3] & libc::MAP_FIXED as usize != 0 && known(args[0], args[1]) => {
                 return Some(mappings::replace(args));
             }
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
                 mappings::open(adopter, args[0], args[1], args[2]);
                 return None;
             }
-            libc::SYS_munmap if managed(args[0], args[1]) => mappings::unmap(address(), args[1]) as isize,
+            libc::SYS_munmap if known(args[0], args[1]) => mappings::unmap(address(), args[1]) as isize,
             libc::SYS_madvise if managed(args[0], args[1]) => {
                 mappings::advise(address(), args[1], args[2] as c_int) as isize
             }
-            libc::SYS_mremap if managed(args[0], args[1]) => {
+            libc::SYS_mremap
+                if known(args[0], args[1])
+                    || (args[3] & libc::MREMAP_FIXED as usize != 0 && known(args[4], args[2])) =>
+            {
                 remap::remap(address(), args[1], args[2], args[3] as c_int, args[4])
             }
+            libc::SYS_shmat if args[2] & libc::SHM_REMAP as usize != 0 => return Some(segments::attach(args)),
             libc::SYS_mlock => return Some(locks::lock(libc::SYS_mlock, args)),
             libc::SYS_mlock2 => return Some(locks::lock(libc::SYS_mlock2, args)),
             libc::SYS_munlock => return Some(locks::unlock(args)),

@@ -191,7 +191,7 @@ impl Adopter {
         match self.pager() {
             Some(pager) => {
                 self.announce_need(state);
-                self.register(pager, &state.given_advice.huge, &[range]);
+                self.register(pager, state, &[range]);
             }
             None => {
                 Self::wait_with(state, range);
@@ -340,8 +340,8 @@ impl Adopter {
         let (mut pinned, free) = ranges.drain(..).partition(|range| pager.calls_must_pin(self.delivery(pager, *range)));
         state.postponed = Postponed::new(self.reach, &mut pinned);
         self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
-        self.register(pager, &state.given_advice.huge, &free);
-        self.register(pager, &state.given_advice.huge, &pinned);
+        self.register(pager, state, &free);
+        self.register(pager, state, &pinned);
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
         }
@@ -418,7 +418,7 @@ impl Adopter {
             let over = state.postponed.end(thread);
             self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
             if let Some(pager) = self.pager() {
-                self.register(pager, &state.given_advice.huge, &over);
+                self.register(pager, &mut state, &over);
             }
         })
     }
@@ -427,16 +427,25 @@ impl Adopter {
     pub fn manages(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
             // A program may pass any range to a call, which the kernel then refuses.
-            let end = start.saturating_add(len);
-            let state = self.state();
-            match self.pager() {
-                None => state.waiting.iter().any(|range| range.start < end && start < range.end),
-                Some(pager) => {
-                    let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
-                    state.postponed.meets(start, end) || pager.has_managed(first, last, |_| true)
-                }
-            }
+            self.is_managed(&self.state(), start, start.saturating_add(len))
         })
+    }
+
+    fn is_managed(&self, state: &State, start: usize, end: usize) -> bool {
+        match self.pager() {
+            None => state.waiting.iter().any(|range| range.start < end && start < range.end),
+            Some(pager) => {
+                let (first, last) = (PageIndex::at(start), PageIndex::end_at(end));
+                state.postponed.meets(start, end) || pager.has_managed(first, last, |_| true)
+            }
+        }
+    }
+
+    /// Whether anything is recorded about a mapping in any part of `start..end`.
+    pub(crate) fn is_recorded(&self, state: &State, start: usize, end: usize) -> bool {
+        self.is_managed(state, start, end)
+            || state.reserved.within(start, end).next().is_some()
+            || state.left_alone.within(start, end).next().is_some()
     }
 
     /// Whether managed memory may be absent from its address now.

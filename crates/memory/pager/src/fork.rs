@@ -152,7 +152,7 @@ impl Adopter {
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.given_advice.become_child();
             self.is_seen.word().store(1, Ordering::Relaxed);
-            self.register(pager, &state.given_advice.huge, &postponed.ranges);
+            self.register(pager, &mut state, &postponed.ranges);
             self.become_child(pager);
             return 0;
         }

@@ -68,17 +68,9 @@ impl Pager {
         self.way == Way::Move && self.shards().all(|view| view.engine().has_room_for_huge_blocks())
     }
 
-    /// The parts of `start..end`, and whether each gets huge blocks, in ascending order.
-    pub(crate) fn parts_by_size(
-        &self,
-        start: usize,
-        end: usize,
-        huge: &AddressRanges,
-    ) -> Vec<(Addresses<usize>, bool)> {
-        if huge.count() == 0 || !self.has_huge_blocks() {
-            return vec![(start..end, false)];
-        }
-        parts(start, end, huge)
+    /// Whether any part of new memory gets huge blocks, where the program wants them for `huge`.
+    pub(crate) fn gives_huge_blocks(&self, huge: &AddressRanges) -> bool {
+        huge.count() > 0 && self.has_huge_blocks()
     }
 
     /// Adds `range` with huge blocks to the `engine`. No page of it is managed.
@@ -137,7 +129,7 @@ fn whole_pages(start: usize, end: usize) -> Addresses<usize> {
 }
 
 /// The parts of `start..end`, in ascending order, and whether each is within `huge`.
-fn parts(start: usize, end: usize, huge: &AddressRanges) -> Vec<(Addresses<usize>, bool)> {
+pub(crate) fn parts(start: usize, end: usize, huge: &AddressRanges) -> Vec<(Addresses<usize>, bool)> {
     let (mut parts, mut at) = (Vec::new(), start);
     for (from, to) in huge.within(start, end) {
         let found = whole_pages(from, to);

@@ -430,6 +430,13 @@ impl Pager {
         of_range.map(|slot| PageIndex(slot.start.load(Ordering::SeqCst)).max(start)).min()
     }
 
+    /// The ranges that are locked by mlock(2), in bytes.
+    pub(crate) fn locked_ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+        let bounds =
+            |slot: &PinSlot| [&slot.start, &slot.end].map(|page| PageIndex(page.load(Ordering::SeqCst)).address());
+        self.owned_by(LOCKED).map(move |slot| bounds(slot).into())
+    }
+
     /// Whether all of the pages `start..end` are locked by mlock(2).
     fn is_all_locked(&self, start: PageIndex, end: PageIndex) -> bool {
         let mut from = start;

@@ -4,10 +4,12 @@
 //! Releases memory from management, or empties it, because the program asks for that.
 //!
 //! The kernel call is made under the locks of the engines that can have pages of the range (`driver/src/discard.rs`).
-//! Memory that the kernel refuses to remove stays managed, with its contents: a program may name a descriptor that
-//! cannot be mapped, or memory that is sealed.
+//! Memory that the kernel refuses to remove or to empty stays managed, with its contents: a program may name a
+//! descriptor that cannot be mapped, or memory that is sealed.
 //!
 //! Threads: any thread of the program, outside the fault path, on the pager's own stack.
+
+#![allow(unsafe_code, reason = "empties ranges that the program wants emptied")]
 
 use std::ops::Range as Addresses;
 
@@ -16,8 +18,9 @@ use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex, SlabIndex};
 use aquifer_driver::{Discard, LockedEngine};
 use aquifer_stats::Gauge;
-use aquifer_sys::own_stack;
+use aquifer_sys::memory::drop_pages;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::{own_stack, protection, signals};
 
 use crate::abort::fail;
 use crate::adopt::{Adopter, State, by_pagemap, cut};
@@ -26,36 +29,44 @@ use crate::recorder::Recorder;
 
 /// The result of a call by the program.
 pub trait Answer {
+    /// Why the kernel has refused the call.
+    fn refusal(&self) -> Option<Errno>;
+
     /// Whether the kernel has refused the call.
-    fn is_refused(&self) -> bool;
+    fn is_refused(&self) -> bool {
+        self.refusal().is_some()
+    }
 }
 
 /// libc's convention.
 impl Answer for i32 {
-    fn is_refused(&self) -> bool {
-        *self == -1
+    fn refusal(&self) -> Option<Errno> {
+        (*self == -1).then(|| Errno(signals::errno()))
     }
 }
 
 /// libc's convention.
 impl Answer for isize {
-    fn is_refused(&self) -> bool {
-        *self == -1
-    }
-}
-
-/// True: the call has failed.
-impl Answer for bool {
-    fn is_refused(&self) -> bool {
-        *self
+    fn refusal(&self) -> Option<Errno> {
+        (*self == -1).then(|| Errno(signals::errno()))
     }
 }
 
 impl<T> Answer for Result<T, Errno> {
-    fn is_refused(&self) -> bool {
-        self.is_err()
+    fn refusal(&self) -> Option<Errno> {
+        self.as_ref().err().copied()
     }
 }
+
+/// Whether the kernel may have left contents in a range that it was to empty. ENOMEM only says that some of it is not
+/// mapped; any other error ends the call at the first memory that cannot be emptied.
+fn may_have_left_contents(refusal: Option<Errno>) -> bool {
+    refusal.is_some_and(|errno| errno != Errno(libc::ENOMEM))
+}
+
+/// The end of the addresses that a program has unless it asks for more: TASK_SIZE of x86-64 with four levels of page
+/// tables.
+const ADDRESSES_END: usize = 1 << 47;
 
 /// How memory is given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,7 +99,7 @@ impl Adopter {
         len: usize,
         empty: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.release_range(start, len, Way::Empty, empty)
+        self.empty(start, len, Way::Empty, empty)
     }
 
     /// As [`discard`](Self::discard), including locked memory: MADV_DONTNEED_LOCKED.
@@ -98,17 +109,54 @@ impl Adopter {
         len: usize,
         empty: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.release_range(start, len, Way::EmptyLocked, empty)
+        self.empty(start, len, Way::EmptyLocked, empty)
     }
 
-    /// Performs a call that replaces `start..start + len` by new, empty memory, which stays managed.
-    pub(crate) fn replace<T: Answer + 'static>(
+    /// Before the pager starts, the kernel's call is made without a lock: if the program has a userfaultfd of its own,
+    /// the call waits for the thread that reads it. The pager may start meanwhile, and evict what was to be emptied.
+    fn empty<T: Answer + 'static>(
         &'static self,
         start: usize,
         len: usize,
-        replace: impl FnOnce() -> T + 'static,
+        way: Way,
+        empty: impl FnOnce() -> T + 'static,
     ) -> T {
-        self.release_range(start, len, Way::Replace, replace)
+        if self.is_active() {
+            return self.release_range(start, len, way, empty);
+        }
+        let result = empty();
+        if self.is_active() && !may_have_left_contents(result.refusal()) {
+            // SAFETY: the program has wanted this range emptied, and does not know yet that it is.
+            let _ = self.release_range(start, len, way, move || unsafe { drop_pages(start, len) });
+        }
+        result
+    }
+
+    /// Performs a call that replaces `start..start + len` by new, empty memory, which stays managed.
+    pub(crate) fn replace(
+        &self,
+        state: &mut State,
+        start: usize,
+        len: usize,
+        replace: impl FnOnce() -> isize,
+    ) -> isize {
+        self.release_under(state, start, len, Way::Replace, replace)
+    }
+
+    /// The kernel has made a mapping at addresses that were free. What is still recorded about them belongs to memory
+    /// that the program has unmapped by a way that nobody saw, such as the bare instruction.
+    pub fn has_appeared(&'static self, start: usize, len: usize) {
+        own_stack::call(move || {
+            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+            let mut state = self.state();
+            if start < end && self.is_recorded(&state, start, end) {
+                // Forgets the unmapped addresses around it as well: a block whose other pages are not mapped need not
+                // be divided. No thread can have new memory there managed meanwhile, since that takes this lock.
+                let (low, high) = protection::with_gaps_around(start, end).unwrap_or((start, end));
+                let high = high.min(ADDRESSES_END).max(end);
+                let _ = self.release_under(&mut state, low, high - low, Way::Remove, || Ok::<(), Errno>(()));
+            }
+        })
     }
 
     /// Takes `start..start + len` out of management for good, before `change` turns it into memory that cannot be
@@ -137,50 +185,67 @@ impl Adopter {
         way: Way,
         act: impl FnOnce() -> T + 'static,
     ) -> T {
+        own_stack::call(move || self.release_under(&mut self.state(), start, len, way, act))
+    }
+
+    /// The pager cannot start while this runs: it would find the range half released.
+    fn release_under<T: Answer>(
+        &self,
+        state: &mut State,
+        start: usize,
+        len: usize,
+        way: Way,
+        act: impl FnOnce() -> T,
+    ) -> T {
         let remove = way == Way::Remove;
-        own_stack::call(move || {
-            let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
-            let mut state = self.state();
-            let Some(pager) = self.pager() else {
-                let result = act();
-                self.was_released(&mut state, start..end, remove && !result.is_refused());
-                return result;
-            };
-            let (first, whole) = (PageIndex::at(start), PageIndex::at(end));
-            // The kernel empties what is before the first locked page, and refuses the rest.
-            let locked = if way == Way::Empty { pager.first_locked(first, whole) } else { None };
-            let last = locked.unwrap_or(whole);
-            if last == first {
-                let result = act();
-                if !result.is_refused() {
-                    emptied(pager, first, whole);
+        let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
+        let Some(pager) = self.pager() else {
+            let result = act();
+            self.was_released(state, start..end, remove && !result.is_refused());
+            return result;
+        };
+        let (first, whole) = (PageIndex::at(start), PageIndex::at(end));
+        // The kernel empties what is before the first locked page, and refuses the rest.
+        let locked = if way == Way::Empty { pager.first_locked(first, whole) } else { None };
+        let last = locked.unwrap_or(whole);
+        if last == first {
+            let result = act();
+            if !result.is_refused() {
+                emptied(pager, first, whole);
+            }
+            return result;
+        }
+        let act = || {
+            // The result of a call that fails part way does not say how far it got.
+            // SAFETY: the program wants this range emptied.
+            let of_part = locked.map(|locked| unsafe { drop_pages(start, locked.address() - start) });
+            let result = act();
+            let is_done = match way {
+                Way::Remove | Way::Replace => !result.is_refused(),
+                Way::Empty | Way::EmptyLocked => {
+                    !may_have_left_contents(of_part.map_or_else(|| result.refusal(), Result::err))
                 }
-                return result;
-            }
-            let act = || {
-                let result = act();
-                let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
-                (result, is_done)
             };
-            let after = |engine: &mut LockedEngine<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
-                if !remove {
-                    forget_emptied(engine, first, last, freed);
-                }
-            };
-            let shards = pager.involved(first, last);
-            let discarded = aquifer_driver::discard(&shards, first, last, remove, act, after);
-            let Discard { result, managed_pages, is_done } = discarded.unwrap_or_else(|fatal| fail(fatal));
-            if managed_pages == 0 {
-                self.was_released(&mut state, start..end, remove && !result.is_refused());
-            } else if is_done {
-                state.managed_bytes -= if remove { managed_pages * PAGE_BYTES } else { 0 };
-                self.was_released(&mut state, start..end, remove);
+            (result, is_done)
+        };
+        let after = |engine: &mut LockedEngine<'_, Recorder>, freed: &mut dyn FnMut(SlabIndex)| {
+            if !remove {
+                forget_emptied(engine, first, last, freed);
             }
-            if locked.is_some() && !result.is_refused() {
-                emptied(pager, last, whole);
-            }
-            result
-        })
+        };
+        let shards = pager.involved(first, last);
+        let discarded = aquifer_driver::discard(&shards, first, last, remove, act, after);
+        let Discard { result, managed_pages, is_done } = discarded.unwrap_or_else(|fatal| fail(fatal));
+        if managed_pages == 0 {
+            self.was_released(state, start..end, remove && !result.is_refused());
+        } else if is_done {
+            state.managed_bytes -= if remove { managed_pages * PAGE_BYTES } else { 0 };
+            self.was_released(state, start..end, remove);
+        }
+        if locked.is_some() && !result.is_refused() {
+            emptied(pager, last, whole);
+        }
+        result
     }
 
     /// Forgets what is recorded about a range outside of the engine, if the range `is_removed`.

@@ -19,6 +19,7 @@ use aquifer_sys::own_stack;
 use aquifer_sys::uffd::mode;
 
 use crate::adopt::{Adopter, Range, State};
+use crate::pager::Pager;
 
 /// The unit in which memory is opened. It is also the unit in which the tier allots slabs.
 const GRANULE: usize = REGION_BYTES as usize;
@@ -99,10 +100,14 @@ impl Adopter {
         own_stack::call(move || {
             let mut state = self.state();
             let generation = self.opened.generation.load(Ordering::Acquire);
-            if state.reserved.cut_out(start, end, false).is_empty() {
-                return self.opened.remember(start, end, generation);
-            }
             let (first, last) = (start / GRANULE * GRANULE, end.next_multiple_of(GRANULE));
+            if state.reserved.within(start, end).next().is_none() {
+                // What is remembered are whole granules.
+                if state.reserved.within(first, last).next().is_none() {
+                    self.opened.remember(first, last, generation);
+                }
+                return;
+            }
             let parts = state.reserved.cut_out(first, last, true);
             self.opened.remember(first, last, generation);
             for (start, end) in parts {
@@ -121,29 +126,35 @@ impl Adopter {
     }
 
     /// Performs the program's mmap(2) over `start..start + len`, all of which is managed and stays so: it is registered
-    /// again before the program learns of the result.
-    pub fn remap_fixed(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
+    /// again before the program learns of the result. `map` is told whether the pager has started. Then it must not
+    /// populate the new memory: the engine would not know of pages that had contents before registration.
+    pub fn remap_fixed(&'static self, start: usize, len: usize, map: impl FnOnce(bool) -> isize + 'static) -> isize {
         let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
-        // Boxed, because a `Vec` is three words.
-        let parts = own_stack::call(move || Box::new(self.parts(start, end)));
-        self.replace(start, len, move || {
-            let mapped = map();
-            if let (true, Some(pager)) = (mapped != -1, self.pager()) {
-                for part in *parts {
-                    // If the kernel refuses, the range stays outside the budget, like any mapping that is not
-                    // registered.
-                    let len = part.end - part.start;
-                    let _ = pager.uffd(self.delivery(pager, part)).register(part.start, len, mode::MISSING | mode::WP);
-                    let _ = advise(part.start, len, libc::MADV_DONTFORK);
+        own_stack::call(move || {
+            let mut state = self.state();
+            state.given_advice.forget(start, end);
+            let parts = self.parts(start, end);
+            self.replace(&mut state, start, len, move || {
+                let mapped = map(self.is_active());
+                if let (true, Some(pager)) = (mapped != -1, self.pager()) {
+                    parts.into_iter().for_each(|part| self.register_again(pager, part));
                 }
-            }
-            mapped
+                mapped
+            })
         })
     }
 
-    /// The parts of `start..end` with their deliveries. The program's advice about the range is forgotten.
-    fn parts(&self, start: usize, end: usize) -> Vec<Range> {
-        self.state().given_advice.forget(start, end);
+    /// Registers new memory that replaces `part`, which the engine keeps. If the kernel refuses, the range stays
+    /// outside the budget, like any mapping that is not registered.
+    fn register_again(&self, pager: &Pager, part: Range) {
+        let len = part.end - part.start;
+        let _ = pager.uffd(self.delivery(pager, part)).register(part.start, len, mode::MISSING | mode::WP);
+        let _ = advise(part.start, len, libc::MADV_DONTFORK);
+        let _ = advise(part.start, len, libc::MADV_DONTDUMP);
+    }
+
+    /// The managed parts of `start..end` with their deliveries, once the pager has started.
+    pub(crate) fn parts(&self, start: usize, end: usize) -> Vec<Range> {
         let Some(pager) = self.pager() else { return Vec::new() };
         let (first, last) = (PageIndex::at(start), PageIndex::at(end));
         let mut parts = Vec::new();

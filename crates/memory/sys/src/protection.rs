@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The protection of the pages of this process: /proc/self/maps, see proc_pid_maps(5).
+//! What is mapped in this process, and its protection: /proc/self/maps, see proc_pid_maps(5).
 //!
 //! Allocates; not for the fault path.
 
@@ -24,24 +24,71 @@ pub struct Part {
 /// The protection of `start..end`, in order and without gaps. EFAULT if part of the range is not mapped, EIO if the
 /// kernel does not provide the list.
 pub fn of(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
+    without_gaps(mapped(start, end)?, start, end)
+}
+
+/// The mapped parts of `start..end`, in order: one for each mapping of the kernel's. EIO if it does not provide the
+/// list.
+pub fn mapped(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
+    among(list()?, start, end)
+}
+
+/// `start..end` and the unmapped addresses on both sides of it. EIO if the kernel does not provide the list.
+pub fn with_gaps_around(start: usize, end: usize) -> Result<(usize, usize), Errno> {
+    around(list()?, start, end)
+}
+
+fn list() -> Result<impl BufRead, Errno> {
     // /proc/self/maps belongs to the main thread, and is empty once that thread has ended.
-    let maps = File::open("/proc/thread-self/maps").map_err(|_| Errno(libc::EIO))?;
-    among(BufReader::new(maps), start, end)
+    File::open("/proc/thread-self/maps").map(BufReader::new).map_err(|_| Errno(libc::EIO))
+}
+
+fn parts_of(maps: impl BufRead) -> impl Iterator<Item = Result<Part, Errno>> {
+    maps.lines().map(|line| line.ok().and_then(|line| part_of(&line)).ok_or(Errno(libc::EIO)))
 }
 
 fn among(maps: impl BufRead, start: usize, end: usize) -> Result<Vec<Part>, Errno> {
     let mut parts = Vec::new();
-    let mut reached = start;
-    for line in maps.lines() {
-        let line = line.map_err(|_| Errno(libc::EIO))?;
-        let part = part_of(&line).ok_or(Errno(libc::EIO))?;
-        if reached >= end || part.start > reached {
+    for part in parts_of(maps) {
+        let part = part?;
+        if part.start >= end {
             break;
         }
+        // While it is read, mappings may merge, and be listed again as a part of a larger one.
+        let reached = parts.last().map_or(start, |last: &Part| last.end);
         if part.end > reached {
-            parts.push(Part { start: reached, end: part.end.min(end), ..part });
-            reached = part.end;
+            parts.push(Part { start: part.start.max(reached), end: part.end.min(end), ..part });
         }
+    }
+    Ok(parts)
+}
+
+fn around(maps: impl BufRead, start: usize, end: usize) -> Result<(usize, usize), Errno> {
+    let (mut low, mut high) = (0, usize::MAX);
+    for part in parts_of(maps) {
+        let part = part?;
+        if part.start >= end {
+            high = part.start;
+            break;
+        }
+        if part.start < start {
+            low = part.end.min(start);
+        }
+        if part.end > end {
+            high = end;
+            break;
+        }
+    }
+    Ok((low, high))
+}
+
+fn without_gaps(parts: Vec<Part>, start: usize, end: usize) -> Result<Vec<Part>, Errno> {
+    let mut reached = start;
+    for part in &parts {
+        if part.start != reached {
+            break;
+        }
+        reached = part.end;
     }
     if reached >= end { Ok(parts) } else { Err(Errno(libc::EFAULT)) }
 }
@@ -70,7 +117,7 @@ mod tests {
 
     #[test]
     fn parts_are_cut_to_the_range_and_gaps_are_an_error() {
-        let parts = |start, end| among(MAPS.as_bytes(), start, end);
+        let parts = |start, end| without_gaps(among(MAPS.as_bytes(), start, end)?, start, end);
         let part = |start, end, protection| Part { start, end, protection };
         let (read, write) = (libc::PROT_READ, libc::PROT_WRITE);
         assert_eq!(
@@ -82,6 +129,21 @@ mod tests {
             assert_eq!(parts(start, end), Err(Errno(libc::EFAULT)), "{start:x}..{end:x}");
         }
         assert_eq!(among(&b"what\n"[..], 0x1000, 0x2000), Err(Errno(libc::EIO)));
+    }
+
+    #[test]
+    fn gaps_are_left_out_or_added() {
+        let mapped = among(MAPS.as_bytes(), 0x2000, 0x6000).expect("a list");
+        assert_eq!(
+            mapped.iter().map(|part| (part.start, part.end)).collect::<Vec<_>>(),
+            [(0x2000, 0x3000), (0x5000, 0x6000)]
+        );
+        let around = |start, end| around(MAPS.as_bytes(), start, end);
+        assert_eq!(around(0x5000, 0x7000), Ok((0x3000, 0x7000)));
+        assert_eq!(around(0x1000, 0x3000), Ok((0, 0x5000)));
+        assert_eq!(around(0x1800, 0x2800), Ok((0x1800, 0x2800)));
+        assert_eq!(around(0x8000, 0xa000), Ok((0x8000, usize::MAX)));
+        assert_eq!(around(0x3800, 0x4000), Ok((0x3000, 0x5000)));
     }
 
     #[test]

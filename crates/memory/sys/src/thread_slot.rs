@@ -238,7 +238,7 @@ pub(crate) fn set_own_descriptors() {
     unsafe { (*words()).own_descriptors = 1 }
 }
 
-/// Whether this is the first call on this thread. Calls are for taking over what the thread has set past Aquifer.
+/// Returns true once for each thread: the caller takes over what the thread has set past Aquifer.
 pub fn is_first_sweep() -> bool {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).has_swept, 1) == 0 }

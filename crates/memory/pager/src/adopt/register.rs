@@ -12,40 +12,57 @@ use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, PageIndex};
 use aquifer_stats::Gauge;
 use aquifer_sys::memory::{RESIDENT_PAGES_MAX, advise, resident_pages};
-use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd, mode};
+use aquifer_sys::{pagemap, protection};
 
-use super::{Adopter, Range};
+use super::{Adopter, Range, State};
 use crate::abort::{Number, abort, say};
-use crate::address_ranges::AddressRanges;
+use crate::huge_blocks::parts;
 use crate::pager::Pager;
 use crate::signal;
 
+/// What the kernel refuses to register.
+#[derive(Default)]
+struct Refused {
+    /// Includes what is not mapped.
+    bytes: u64,
+    mapped_bytes: u64,
+    last: Option<Errno>,
+}
+
+impl Refused {
+    fn tell(&self) {
+        let Some(errno) = self.last else { return };
+        let size = Number::new(self.mapped_bytes >> 10);
+        say(&[
+            size.text(),
+            " KiB of memory stays outside the budget: the kernel refuses to register it (",
+            errno.name(),
+            "); it counts as unmanaged",
+        ]);
+    }
+}
+
 impl Adopter {
     /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engines' locks.
-    pub(crate) fn register(&self, pager: &'static Pager, huge: &AddressRanges, ranges: &[Range]) {
-        let by_size = |range: &Range| pager.parts_by_size(range.start, range.end, huge);
-        let parts_of_all: Vec<_> = ranges.iter().map(by_size).collect();
+    pub(crate) fn register(&self, pager: &'static Pager, state: &mut State, ranges: &[Range]) {
+        let with_huge = pager.gives_huge_blocks(&state.given_advice.huge);
+        let must_pin = |range: &Range| pager.calls_must_pin(self.delivery(pager, *range));
+        if self.watches_calls() || ranges.iter().any(must_pin) {
+            // Before the locks: another thread may hold one of those that this takes, and wait for a fault.
+            signal::trap_calls();
+        }
         let mut budgets = pager.lock_budgets();
         let mut engines = pager.lock_all();
-        for (range, parts) in ranges.iter().zip(parts_of_all) {
+        let mut refused = Refused::default();
+        for range in ranges.iter().flat_map(|range| self.register_pieces(pager, *range, &mut refused)) {
             let (start, len) = (range.start, range.end - range.start);
-            let delivery = self.delivery(pager, *range);
-            if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
-                drop((engines, budgets));
-                let size = Number::new(len as u64 >> 10);
-                say(&[
-                    "a mapping of ",
-                    size.text(),
-                    " KiB stays outside the budget: the kernel refuses to register it (",
-                    errno.name(),
-                    "); it counts as unmanaged",
-                ]);
-                budgets = pager.lock_budgets();
-                engines = pager.lock_all();
-                continue;
-            }
+            let delivery = self.delivery(pager, range);
+            let parts = match with_huge {
+                true => parts(range.start, range.end, &state.given_advice.huge),
+                false => vec![(range.start..range.end, false)],
+            };
             // A child made without the library seeing the call must not read zeros (`fork.rs`); nor must a core dump
             // show them.
             let _ = advise(start, len, libc::MADV_DONTFORK);
@@ -82,9 +99,6 @@ impl Adopter {
             }
             self.counters.increase(registered(delivery), 1);
         }
-        if self.watches_calls() {
-            signal::trap_calls();
-        }
         aquifer_driver::settle(pager, &mut budgets, &mut engines);
         for (shard, engine) in pager.shards().zip(&engines) {
             shard.publish(engine);
@@ -92,7 +106,53 @@ impl Adopter {
         }
         drop((engines, budgets));
         pager.wake_workers();
+        refused.tell();
+        state.managed_bytes -= refused.bytes;
+        self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
+        self.announce_need(state);
     }
+
+    /// Registers what the kernel accepts of `range`, and returns it. A call of the kernel's serves all of a range or
+    /// fails, and a program may have mapped a file within, by the bare instruction: the rest of the range is managed
+    /// all the same, one mapping of the kernel's after the other.
+    fn register_pieces(&self, pager: &Pager, range: Range, refused: &mut Refused) -> Vec<Range> {
+        let uffd = pager.uffd(self.delivery(pager, range));
+        let register = |range: &Range| uffd.register(range.start, range.end - range.start, mode::MISSING | mode::WP);
+        if register(&range).is_ok() {
+            return vec![range];
+        }
+        let mapped = protection::mapped(range.start, range.end);
+        let pieces = mapped.map_or_else(
+            |_| vec![range],
+            |parts| parts.iter().map(|part| Range { start: part.start, end: part.end, ..range }).collect(),
+        );
+        let mut accepted: Vec<Range> = Vec::new();
+        refused.bytes += bytes(&range);
+        for piece in pieces {
+            match register(&piece) {
+                Ok(()) => {
+                    refused.bytes -= bytes(&piece);
+                    add(&mut accepted, piece);
+                }
+                Err(errno) => {
+                    (refused.mapped_bytes, refused.last) = (refused.mapped_bytes + bytes(&piece), Some(errno))
+                }
+            }
+        }
+        accepted
+    }
+}
+
+/// Adds a range to ascending ones. Ranges that touch become one: each range takes at least one slab of the tier.
+fn add(ranges: &mut Vec<Range>, range: Range) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}
+
+fn bytes(range: &Range) -> u64 {
+    (range.end - range.start) as u64
 }
 
 fn registered(delivery: Delivery) -> Gauge {
