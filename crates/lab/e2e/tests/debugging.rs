@@ -236,23 +236,45 @@ fn a_core_dump_has_the_bytes_or_says_that_it_has_not() {
     }
 }
 
+/// Whether gdb can call a function of a program that runs without Aquifer. Reports a skip if not: gdb 13 cannot write
+/// back the registers of a processor with AMX.
+fn calls_functions(place: &Place) -> bool {
+    let mut sleeping = Command::new("sleep").arg("100").spawn().expect("coreutils");
+    let process = sleeping.id().to_string();
+    let said = place.gdb(&["-p", &process, "-ex", "print ((int (*)(void))getpid)()"]);
+    let _ = sleeping.kill().and_then(|()| sleeping.wait());
+    let calls = said.stdout.contains(&format!("= {process}\n"));
+    if !calls {
+        let why = said.stderr.lines().last().unwrap_or("no error").to_owned();
+        aquifer_test_support::skip_part("the call of aquifer_bring", format!("gdb calls no function here: {why}"));
+    }
+    calls
+}
+
 #[test]
 fn gdb_and_gcore_get_the_bytes_or_an_error() {
     let Some(place) = place("attached") else { return };
     if lacking() {
         return;
     }
+    let calls = calls_functions(&place);
     for delivery in ["signal", "listener"] {
         let _ = std::fs::remove_file(place.directory.join("address"));
         let running = place.running(&[&LITTLE[..], &["--delivery", delivery]].concat());
         let (address, process) = (place.address(), running.program().to_string());
-        let call = format!("print ((int (*)(unsigned long, unsigned long))aquifer_bring)({address:#x}, 1 << 20)");
+        let call = if calls {
+            format!("print ((int (*)(unsigned long, unsigned long))aquifer_bring)({address:#x}, 1 << 20)")
+        } else {
+            "info threads".to_owned()
+        };
         let look = format!("x/1ub {:#x}", address + 4096 * 100);
         let signals = "handle SIGBUS SIGSYS nostop noprint pass";
         let said = place.gdb(&["-p", &process, "-ex", signals, "-ex", &look, "-ex", &call, "-ex", &look]);
         assert!(said.stderr.contains("Cannot access memory"), "{delivery}, before: {}{}", said.stdout, said.stderr);
-        assert!(said.stdout.contains("= 0\n"), "{delivery}: {}{}", said.stdout, said.stderr);
-        assert!(said.stdout.contains(":\t101"), "{delivery}, when brought: {}{}", said.stdout, said.stderr);
+        if calls {
+            assert!(said.stdout.contains("= 0\n"), "{delivery}: {}{}", said.stdout, said.stderr);
+            assert!(said.stdout.contains(":\t101"), "{delivery}, when brought: {}{}", said.stdout, said.stderr);
+        }
         let core = place.directory.join("core.made");
         let save = format!("gcore {}", core.display());
         place.gdb(&["-p", &process, "-ex", &save]);
