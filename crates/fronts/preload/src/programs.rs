@@ -145,7 +145,7 @@ pub unsafe extern "C" fn vfork() -> libc::pid_t {
     )
 }
 
-/// What is due on this thread happens now: the child cannot do it.
+/// Does the pending work of this thread, such as starting the pager, because the child cannot do it.
 extern "C" fn vfork_begins() -> usize {
     let errno = signals::errno();
     let _ = instance();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Segments of System V shared memory. They are not managed, and one can be attached in the place of managed memory.
+//! Segments of System V shared memory. They are not managed, but a segment can replace managed memory.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

@@ -34,6 +34,7 @@ pub mod hosts;
 pub mod images;
 pub mod machines;
 pub mod matrix;
+pub mod memory_programs;
 pub mod operating_docs;
 pub mod operator;
 pub mod own_use;

@@ -246,7 +246,7 @@ fn calls_functions(place: &Place) -> bool {
     let calls = said.stdout.contains(&format!("= {process}\n"));
     if !calls {
         let why = said.stderr.lines().last().unwrap_or("no error").to_owned();
-        aquifer_test_support::skip_part("the call of aquifer_bring", format!("gdb calls no function here: {why}"));
+        aquifer_test_support::skip_part("the call of aquifer_bring", format!("gdb cannot call functions here: {why}"));
     }
     calls
 }

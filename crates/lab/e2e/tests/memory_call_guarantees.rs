@@ -5,59 +5,11 @@
 //!
 //! Each program fills 96 MiB, most of which is evicted, performs one operation, and checks every byte.
 
-use aquifer_e2e::build::compile_text;
-use aquifer_e2e::run::{LIMIT, managed, run};
-
-/// The start of every program: `fill` makes each page different, `right` checks that a page is unchanged.
-const PROLOGUE: &str = r#"
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-enum { PAGE = 4096, LEN = 96 << 20 };
-static unsigned char *map(size_t len) {
-    unsigned char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (start == MAP_FAILED) { perror("mmap"); exit(3); }
-    return start;
-}
-static void fill(unsigned char *start, size_t len, uint64_t salt) {
-    for (size_t at = 0; at < len; at += 8) *(uint64_t *)(start + at) = salt + at + 1;
-}
-static void right(unsigned char *start, size_t len, uint64_t salt, const char *what) {
-    for (size_t at = 0; at < len; at += 8)
-        if (*(uint64_t *)(start + at) != salt + at + 1) {
-            fprintf(stderr, "%s: byte %zu holds %llu\n", what, at, (unsigned long long)*(uint64_t *)(start + at));
-            exit(1);
-        }
-}
-static void zero(unsigned char *start, size_t len, const char *what) {
-    for (size_t at = 0; at < len; at += 8)
-        if (*(uint64_t *)(start + at) != 0) { fprintf(stderr, "%s: byte %zu is not zero\n", what, at); exit(1); }
-}
-/* Makes everything else leave. */
-static void press(void) {
-    unsigned char *other = map(LEN);
-    fill(other, LEN, 77);
-    right(other, LEN, 77, "pressure");
-    munmap(other, LEN);
-}
-"#;
+use aquifer_e2e::memory_programs::{self, BOTH};
 
 /// Runs `body` as `main` under every delivery and exchange.
 fn keeps(name: &str, body: &str) {
-    let source = format!("{PROLOGUE}\nint main(void) {{\n{body}\nreturn 0;\n}}\n");
-    let Some(program) = compile_text(name, &source) else { return };
-    for delivery in ["signal", "listener"] {
-        for exchange in ["move", "copy"] {
-            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
-            let ended = run(managed(&words, &program, &[]), LIMIT);
-            assert_eq!(ended.status, Some(0), "{name} with {delivery}, {exchange}: {}", ended.stderr);
-        }
-    }
+    memory_programs::keeps(name, &BOTH, body);
 }
 
 /// The kernel does not move pages between mappings with different protections, so such blocks are copied. Memory that

@@ -102,7 +102,7 @@ impl Adopter {
             let generation = self.opened.generation.load(Ordering::Acquire);
             let (first, last) = (start / GRANULE * GRANULE, end.next_multiple_of(GRANULE));
             if state.reserved.within(start, end).next().is_none() {
-                // What is remembered are whole granules.
+                // Only whole granules are remembered.
                 if state.reserved.within(first, last).next().is_none() {
                     self.opened.remember(first, last, generation);
                 }
@@ -126,8 +126,8 @@ impl Adopter {
     }
 
     /// Performs the program's mmap(2) over `start..start + len`, all of which is managed and stays so: it is registered
-    /// again before the program learns of the result. `map` is told whether the pager has started. Then it must not
-    /// populate the new memory: the engine would not know of pages that had contents before registration.
+    /// again before the program learns of the result. The argument of `map` says whether the pager has started. If it
+    /// has, `map` must not populate the new memory, because the engine would not know about these pages.
     pub fn remap_fixed(&'static self, start: usize, len: usize, map: impl FnOnce(bool) -> isize + 'static) -> isize {
         let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
         own_stack::call(move || {

@@ -54,7 +54,7 @@ fn among(maps: impl BufRead, start: usize, end: usize) -> Result<Vec<Part>, Errn
         if part.start >= end {
             break;
         }
-        // While it is read, mappings may merge, and be listed again as a part of a larger one.
+        // Mappings can merge while the list is read; the merged mapping then repeats addresses that were listed before.
         let reached = parts.last().map_or(start, |last: &Part| last.end);
         if part.end > reached {
             parts.push(Part { start: part.start.max(reached), end: part.end.min(end), ..part });

@@ -60,7 +60,7 @@ impl Drop for Early {
 /// announced, the pager may manage the memory of those calls from now on. `frame` is an address in the caller's frame,
 /// or 0.
 pub(super) fn end_announcements(adopter: &'static Adopter, frame: usize) {
-    // A child of vfork(2) is in a call of its parent's.
+    // A child of vfork(2) runs within a call of its parent.
     if dispatch::is_owner() && !shown_calls::is_in_call(frame) {
         adopter.end_postponed_calls(shown_calls::this_thread());
         shown_calls::announce_no_more();
