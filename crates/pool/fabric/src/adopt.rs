@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::bytes::Bytes;
 use crate::desired::{Edit, Leaving, Volume, Why};
 use crate::id::{HostId, LdId, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId};
-use crate::observed::{HostReport, LdBinding, MemberState, Observed, VolumeReport};
+use crate::observed::{HostReport, LdBinding, MemberReport, MemberState, Observed, VolumeReport};
 use crate::placement::check_spec;
 use crate::reconcile::progress::agent;
 use crate::reconcile::{MemberLease, unknown_lds};
@@ -354,7 +354,14 @@ fn spans<'a>(
     member: impl Fn(&MemberLease) -> Member,
 ) -> Result<(Vec<Span>, Rest<'a>), NotAdopted> {
     let (mut spans, mut rest) = (BTreeMap::<SpanId, Vec<Member>>::new(), Vec::new());
-    let places: BTreeSet<Place> = view.members.values().map(|member| member.lease.place).collect();
+    // The state that was lost had them leave, and their agent lets them go whatever is desired now.
+    let is_leaving = |one: &MemberReport| matches!(one.state, MemberState::Leaving { .. });
+    let leaving: BTreeSet<SpanId> =
+        view.members.values().filter(|one| is_leaving(one)).map(|one| one.lease.place.span).collect();
+    let (of_leaving, of_others): (Vec<_>, Vec<_>) =
+        view.members.values().map(|one| &one.lease).partition(|lease| leaving.contains(&lease.place.span));
+    rest.extend(of_leaving.into_iter().map(|lease| (lease, Why::Shrunk)));
+    let places: BTreeSet<Place> = of_others.into_iter().map(|lease| lease.place).collect();
     for place in places {
         // Prefer a member that is in sync, then the newest one, which was added to replace the others.
         let best = view.at(place).max_by_key(|(id, one)| (one.state == MemberState::InSync, **id));

@@ -164,6 +164,31 @@ fn adoption_after_a_lost_state_disturbs_nobody() {
     assert_eq!(world.agents[&id("h1")].volumes.len(), 2);
 }
 
+/// An agent finishes what the lost state began: what leaves must not be adopted as if it stayed.
+#[test]
+fn a_volume_that_shrinks_while_the_state_is_lost_is_adopted_without_what_leaves() {
+    let mut world = calm_pool();
+    let mirror = VolumeId(1);
+    world.writers[0].orders.push(Order::Grow(mirror, Bytes::slabs(8)));
+    settle_down(&mut world);
+    world.writers[0].orders.push(Order::Shrink(mirror, Bytes::slabs(4)));
+    let is_leaving = |world: &World| {
+        let mut members = world.agents[&id("h1")].volumes.values().flat_map(|view| view.members.values());
+        members.any(|member| matches!(member.state, MemberState::Leaving { .. }))
+    };
+    let begins = (0..20).any(|_| {
+        world.tick().expect("a tick");
+        is_leaving(&world)
+    });
+    assert!(begins, "nothing leaves");
+    world.lose_state();
+    world.tick().expect("a tick");
+    assert!(is_leaving(&world), "adopted when all had left");
+    settle_down(&mut world);
+    let volume = &world.store.desired.volumes[&mirror];
+    assert!(volume.leaving.is_empty() && volume.spec.size == Bytes::slabs(4), "{volume:?}");
+}
+
 #[test]
 fn a_volume_that_fills_the_only_donor_is_placed_there_again_after_a_restart() {
     let mut world = World::with_one_donor(1);
