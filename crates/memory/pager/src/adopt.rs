@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes the program's mappings into management. `release.rs` releases them. `adopt/register.rs` registers them, and
-//! `adopt/pins.rs` keeps memory resident for system calls and mlock(2).
+//! Takes the program's mappings into management. `release.rs` releases them. `adopt/register.rs` registers them,
+//! `adopt/pins.rs` keeps memory resident for system calls, and `adopt/locks.rs` for mlock(2).
 //!
 //! While all adopted memory fits the budget, nothing is registered and the program runs as if the library were absent.
 //! The first mapping that no longer fits starts the pager, which then registers all of them; the page tables tell which
@@ -13,6 +13,7 @@
 //!
 //! Next on the path of a fault, once the pager has started: `signal.rs` or `listener.rs`, depending on the delivery.
 
+mod locks;
 mod pins;
 mod register;
 
