@@ -13,7 +13,7 @@ use crate::desired::{Desired, Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};
 use crate::observed::{Availability, HostReport, MemberState, Observed, VolumeReport};
 use crate::placement::Refusal;
-use crate::reconcile::progress::{AtSource, agent, at_source, availability, is_lost};
+use crate::reconcile::progress::{AtSource, agent, at_source, availability, is_lost, silent_since};
 use crate::volume::{Member, Source, Span};
 
 /// A member that a repair could not replace.
@@ -153,10 +153,9 @@ impl Asked<'_> {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
+        let silent_ms = silent_since(self.observed, &member.source).map(|since| self.now.0.saturating_sub(since.0));
         match availability(self.observed, &member.source) {
-            Some(Availability::Gone { since }) if self.now.0.saturating_sub(since.0) >= self.timeout_ms => {
-                Health::Silent
-            }
+            _ if silent_ms.is_some_and(|silent_ms| silent_ms >= self.timeout_ms) => Health::Silent,
             Some(Availability::Draining) => Health::Draining,
             _ if drained => Health::Draining,
             _ => Health::Good,

@@ -164,6 +164,28 @@ fn adoption_after_a_lost_state_disturbs_nobody() {
     assert_eq!(world.agents[&id("h1")].volumes.len(), 2);
 }
 
+/// A donor and the manager lose power together: the next manager has never heard the donor, and replaces it all the
+/// same.
+#[test]
+fn a_donor_that_is_silent_when_a_manager_begins_is_replaced() {
+    let mut world = calm_pool();
+    let gone: DonorId = id("d00");
+    assert!(!world.donors[&gone].lent().0.is_empty(), "nothing is on the donor");
+    world.donors.get_mut(&gone).expect("a donor of the site").is_on = false;
+    world.writers.clear();
+    for _ in 0..100 {
+        world.tick().expect("a tick");
+    }
+    let volumes = &world.agents[&id("h1")].volumes;
+    for (volume, view) in volumes.iter().filter(|(_, view)| view.redundancy != Redundancy::None) {
+        let members = view.members.values();
+        let is_well = |member: &MemberReport| {
+            member.state == MemberState::InSync && member.lease.source.donor() != Some(&gone)
+        };
+        assert!(members.clone().all(is_well), "{volume}: {members:?}");
+    }
+}
+
 /// An agent finishes what the lost state began: what leaves must not be adopted as if it stayed.
 #[test]
 fn a_volume_that_shrinks_while_the_state_is_lost_is_adopted_without_what_leaves() {

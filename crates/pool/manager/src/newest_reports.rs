@@ -3,7 +3,7 @@
 
 //! Keeps the newest report of each donor, host and device, and notes since when a silent one has been silent. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -33,6 +33,19 @@ pub(crate) struct Merged {
     pub(crate) outrun_by: BTreeMap<End, Term>,
     /// Peers that became silent, answer again, or claim a term that is rejected.
     pub(crate) notices: Vec<Notice>,
+}
+
+/// Peers that have not reported since this manager was elected, and of which that was said.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard(BTreeSet<End>);
+
+/// What this manager remembers of peers besides their reports, and the time.
+pub(crate) struct Hearing<'a> {
+    pub(crate) claims: &'a mut Claims,
+    pub(crate) unheard: &'a mut Unheard,
+    pub(crate) now: Millis,
+    /// From when one that has not reported yet is missed.
+    pub(crate) missed_from: Millis,
 }
 
 trait Report {
@@ -71,30 +84,30 @@ impl Report for DeviceReport {
 }
 
 /// Takes over what was reported.
-pub(crate) fn merge(observed: &mut Observed, claims: &mut Claims, reports: Reports, now: Millis) -> Merged {
+pub(crate) fn merge(observed: &mut Observed, reports: Reports, hearing: &mut Hearing<'_>) -> Merged {
     let mut merged = Merged::default();
-    one_kind(("donor", End::Donor), &mut observed.donors, claims, reports.donors, now, &mut merged);
-    one_kind(("host", End::Host), &mut observed.hosts, claims, reports.hosts, now, &mut merged);
-    one_kind(("device", End::Device), &mut observed.devices, claims, reports.devices, now, &mut merged);
+    one_kind(("donor", End::Donor), &mut observed.donors, reports.donors, hearing, &mut merged);
+    one_kind(("host", End::Host), &mut observed.hosts, reports.hosts, hearing, &mut merged);
+    one_kind(("device", End::Device), &mut observed.devices, reports.devices, hearing, &mut merged);
     merged
 }
 
 fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
     (kind, end): (&str, fn(K) -> End),
     known: &mut SharedMap<K, R>,
-    claims: &mut Claims,
     reports: BTreeMap<K, Reported<R>>,
-    now: Millis,
+    hearing: &mut Hearing<'_>,
     merged: &mut Merged,
 ) {
+    let Hearing { claims, unheard, now, missed_from } = hearing;
+    let mut notice = |kind, severity, what| merged.notices.push(Notice { kind, severity, what });
     for (name, report) in reports {
         match report {
             Ok(report) => {
                 claims.reported(&end(name.clone()));
                 let before = known.shared(&name);
-                if before.is_some_and(|known| !known.is_answering()) {
-                    let what = format!("{kind} {name} answers again");
-                    merged.notices.push(Notice { kind: "PeerAnswers", severity: "OK", what });
+                if unheard.0.remove(&end(name.clone())) || before.is_some_and(|known| !known.is_answering()) {
+                    notice("PeerAnswers", "OK", format!("{kind} {name} answers again"));
                 }
                 // A report that says the same as before is dropped in favour of the old allocation, so that others see
                 // without a comparison that nothing has changed.
@@ -104,23 +117,25 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
             }
             Err(Silent::Deposed { seen }) => {
                 let of = end(name.clone());
-                match claims.judge(&of, known.contains_key(&name), seen, now) {
+                match claims.judge(&of, known.contains_key(&name), seen, *now) {
                     Claim::Outruns => drop(merged.outrun_by.insert(of, seen)),
                     claim => {
                         merged.contradicted_by = merged.contradicted_by.max(Some(seen));
                         merged.claims_rejected += 1;
-                        miss(known, &name, now);
+                        miss(known, &name, *now);
                         if claims.reject(of) {
                             let what = claim.rejection(&format!("{kind} {name}"), seen);
-                            merged.notices.push(Notice { kind: "TermRejected", severity: "Critical", what });
+                            notice("TermRejected", "Critical", what);
                         }
                     }
                 }
             }
             Err(Silent::NoAnswer) => {
-                if miss(known, &name, now) {
-                    let what = format!("{kind} {name} does not answer");
-                    merged.notices.push(Notice { kind: "PeerSilent", severity: "Warning", what });
+                if miss(known, &name, *now) {
+                    notice("PeerSilent", "Warning", format!("{kind} {name} does not answer"));
+                } else if !known.contains_key(&name) && *now >= *missed_from && unheard.0.insert(end(name.clone())) {
+                    let what = format!("{kind} {name} has not answered since this manager was elected");
+                    notice("PeerSilent", "Warning", what);
                 }
             }
         }
@@ -129,7 +144,8 @@ fn one_kind<K: Ord + Clone + Display, R: Report + Clone + PartialEq>(
 
 /// Notes since when a peer has been silent. Returns whether it answered until now.
 fn miss<K: Ord + Clone, R: Report + Clone>(known: &mut SharedMap<K, R>, name: &K, now: Millis) -> bool {
-    // One that has never reported stays unknown: nothing is guessed about it.
+    // One that has never reported stays unknown: nothing is guessed about it but its silence
+    // (`Observed::asked_since`).
     if !known.get(name).is_some_and(Report::is_answering) {
         return false;
     }
@@ -142,12 +158,15 @@ fn miss<K: Ord + Clone, R: Report + Clone>(known: &mut SharedMap<K, R>, name: &K
 mod tests {
     use super::*;
 
+    const FAR: Millis = Millis(u64::MAX);
+
     fn reports(report: Result<DonorReport, Silent>) -> Reports {
         Reports { donors: [("d0".parse().expect("a name"), report.map(Arc::new))].into(), ..Reports::default() }
     }
 
     fn merge(observed: &mut Observed, claims: &mut Claims, report: Result<DonorReport, Silent>, now: u64) -> Merged {
-        super::merge(observed, claims, reports(report), Millis(now))
+        let unheard = &mut Unheard::default();
+        super::merge(observed, reports(report), &mut Hearing { claims, unheard, now: Millis(now), missed_from: FAR })
     }
 
     #[test]
@@ -165,6 +184,23 @@ mod tests {
         let (_, merged) = merge(Ok(DonorReport::default()), 6);
         let again = Notice { kind: "PeerAnswers", severity: "OK", what: "donor d0 answers again".to_owned() };
         assert_eq!(merged.notices, [again]);
+    }
+
+    #[test]
+    fn one_that_was_silent_before_this_manager_is_missed_once() {
+        let (mut observed, mut claims, mut unheard) = <(Observed, Claims, Unheard)>::default();
+        let mut notices = |report, now| {
+            let (claims, unheard, now) = (&mut claims, &mut unheard, Millis(now));
+            let mut hearing = Hearing { claims, unheard, now, missed_from: Millis(10) };
+            let merged = super::merge(&mut observed, reports(report), &mut hearing);
+            merged.notices.into_iter().map(|notice| notice.what).collect::<Vec<_>>()
+        };
+        assert_eq!(notices(Err(Silent::NoAnswer), 9), [""; 0]);
+        let missed = "donor d0 has not answered since this manager was elected";
+        assert_eq!(notices(Err(Silent::NoAnswer), 10), [missed]);
+        assert_eq!(notices(Err(Silent::NoAnswer), 11), [""; 0]);
+        assert_eq!(notices(Ok(DonorReport::default()), 12), ["donor d0 answers again"]);
+        assert_eq!(notices(Err(Silent::NoAnswer), 13), ["donor d0 does not answer"]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ use aquifer_fabric::{
 };
 
 use crate::manager_store::{Entry, ManagerStore};
+use crate::newest_reports::Unheard;
 use crate::order::Order;
 use crate::peers::Peers;
 use crate::snapshot::{Snapshot, StepCounts};
@@ -63,6 +64,7 @@ pub(crate) struct Writer {
     observed: Observed,
     /// What peers say of greater terms.
     claims: Claims,
+    unheard: Unheard,
     /// What is left to do, and what is free, from round to round.
     backlog: Backlog,
     capacity: RunningCapacity,
@@ -101,8 +103,9 @@ impl Writer {
             peers,
             term,
             desired: Desired::default(),
-            observed: Observed::default(),
+            observed: Observed { asked_since: Some(now), ..Observed::default() },
             claims: Claims::default(),
+            unheard: Unheard::default(),
             backlog: Backlog::default(),
             capacity: RunningCapacity::default(),
             due: Vec::new(),

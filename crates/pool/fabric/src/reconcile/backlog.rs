@@ -60,6 +60,9 @@ impl Backlog {
         self.hosts_that_changed(desired, observed, &mut concerned);
         self.donors_that_changed(desired, observed, &mut concerned);
         self.devices_that_changed(desired, observed, &mut concerned);
+        if self.observed.asked_since != observed.asked_since {
+            concerned.volumes.extend(desired.volumes.keys());
+        }
         for id in &concerned.volumes {
             let subjects: Vec<Subject> = self.listings.of_volume(*id).flat_map(|end| subjects(end, *id)).collect();
             subjects.iter().for_each(|subject| drop(self.parts.remove(subject)));

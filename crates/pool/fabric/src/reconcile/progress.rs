@@ -4,7 +4,7 @@
 //! Derives from the observed state how far a member has come: at its source, and at its host.
 
 use crate::desired::{Desired, Leaving};
-use crate::id::{HostId, Token, VolumeId};
+use crate::id::{HostId, Millis, Token, VolumeId};
 use crate::observed::{Availability, Content, DeviceReport, HostReport, LdBinding, LdReport, LeaseState, Observed};
 use crate::volume::{Member, Source};
 
@@ -147,6 +147,15 @@ pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId,
     let report = observed.hosts.get(&leaving.host);
     // A member that has left stays so, whether its agent answers or not.
     is_dead(desired, observed, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
+}
+
+/// Returns since when a source has been silent, if it is.
+pub(crate) fn silent_since(observed: &Observed, source: &Source) -> Option<Millis> {
+    match availability(observed, source) {
+        Some(Availability::Gone { since }) => Some(since),
+        Some(Availability::Draining | Availability::Up) => None,
+        None => observed.asked_since,
+    }
 }
 
 /// Returns whether a source answers, by its last report.

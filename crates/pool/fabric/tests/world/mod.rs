@@ -235,7 +235,7 @@ impl World {
         let has_elected = self.writers.iter().any(|writer| writer.term == self.store.term);
         if !has_elected || (self.trouble && self.random.one_in(40)) {
             self.store.term = Term(self.store.term.0 + 1);
-            self.writers.push(Writer::new(self.store.term, self.store.desired.clone()));
+            self.writers.push(Writer::new(self.store.term, self.store.desired.clone(), self.now));
         }
     }
 

@@ -45,11 +45,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(term: Term, desired: Desired) -> Writer {
+    pub fn new(term: Term, desired: Desired, now: u64) -> Writer {
         Writer {
             term,
             has_crashed: false,
-            observed: Observed::default(),
+            observed: Observed { asked_since: Some(Millis(now)), ..Observed::default() },
             orders: Vec::new(),
             is_idle: false,
             stuck: Vec::new(),

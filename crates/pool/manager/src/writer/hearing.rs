@@ -12,7 +12,7 @@
 use aquifer_fabric::{Availability, End, Millis, Topology};
 
 use super::{Stop, Writer};
-use crate::newest_reports::{Merged, Notice, merge};
+use crate::newest_reports::{Hearing, Merged, Notice, merge};
 use crate::peers::Asked;
 
 /// Maximum number of greater terms that are taken in one round. Further claims wait for the next round.
@@ -35,7 +35,10 @@ impl Writer {
     /// Asks for reports, and says what is to be said about them.
     fn ask(&mut self, asked: Asked<'_>, now: Millis) -> Result<Merged, Stop> {
         let reports = self.peers.reports(self.term, asked);
-        let mut merged = merge(&mut self.observed, &mut self.claims, reports, now);
+        let began = self.observed.asked_since.unwrap_or(now);
+        let missed_from = Millis(began.0.saturating_add(self.silent_ms));
+        let mut hearing = Hearing { claims: &mut self.claims, unheard: &mut self.unheard, now, missed_from };
+        let mut merged = merge(&mut self.observed, reports, &mut hearing);
         if merged.contradicted_by.is_some()
             && let Some(seen) = self.store.successor()?
         {
