@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_control::Whereabouts;
 use aquifer_fabric::{
-    Availability, Bytes, Command, DonorId, Gate, HostReport, Incarnation, MemberId, MemberState, SLAB, Term, VolumeId,
-    VolumeReport,
+    Availability, Bytes, Command, DonorId, Gate, HostReport, Incarnation, MemberId, MemberState, Place, SLAB, Term,
+    VolumeId, VolumeReport,
 };
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,14 @@ struct Held {
     /// The members on memory devices.
     #[serde(default)]
     attachments: BTreeMap<MemberId, Attachment>,
+}
+
+impl Held {
+    /// Replaces no member of a place any more if the one that was to replace it has left.
+    fn keep_the_newest_at(&mut self, place: Place) {
+        let newest = self.report.at(place).map(|(member, _)| *member).filter(|it| !self.abandoned.contains(it)).max();
+        newest.into_iter().for_each(|newest| _ = self.replaced.remove(&newest));
+    }
 }
 
 /// What an agent knows about its host: volumes, their users, and where donors are.
@@ -219,14 +227,11 @@ impl HostState {
             } else if is_leaving {
                 states.insert(*member, MemberState::Leaving { left: self.left_at(volume, *member) });
             } else if matches!(report.state, MemberState::Copying { .. }) {
-                let old = held.report.at(report.lease.place).find(|(other, _)| held.replaced.contains(*other));
-                let state = match old {
-                    Some((old, _)) if !self.is_free(volume, *old) => {
-                        MemberState::Copying { left: self.left_at(volume, *old) }
-                    }
-                    _ => MemberState::InSync,
-                };
-                states.insert(*member, state);
+                let is_replaced = |other: &MemberId| other < member && held.replaced.contains(other);
+                let has_bytes = |other: &MemberId| is_replaced(other) && !self.is_free(volume, *other);
+                let old = held.report.at(report.lease.place).map(|(other, _)| other).find(|other| has_bytes(other));
+                let copying = |old: &MemberId| MemberState::Copying { left: self.left_at(volume, *old) };
+                states.insert(*member, old.map_or(MemberState::InSync, copying));
             }
         }
         let held = self.volumes.get_mut(&volume).expect("it was just found");
@@ -250,10 +255,14 @@ impl HostState {
     fn remove(&mut self, volume: VolumeId, member: MemberId) {
         if let Some(held) = self.volumes.get_mut(&volume) {
             let report = held.report.members.remove(&member);
+            let place = report.as_ref().map(|report| report.lease.place);
             self.left_devices.extend(report.and_then(|report| LeftDevice::of(volume, &report.lease)));
             held.replaced.remove(&member);
             held.abandoned.remove(&member);
             held.attachments.remove(&member);
+            if let Some(place) = place {
+                held.keep_the_newest_at(place);
+            }
             if held.report.members.is_empty() {
                 self.volumes.remove(&volume);
             }

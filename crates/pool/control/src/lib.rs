@@ -70,7 +70,7 @@ pub use message::{
     VERSION_OLDEST, Whereabouts, decode, encode, payload_bytes,
 };
 pub use network::network;
-pub use registrar::{NotSent, Registrar, RegistrarSettings, Unheard};
+pub use registrar::{COMMANDS_MAX, NotSent, Registrar, RegistrarSettings, Unheard};
 pub use registration::{EndId, Kind, LABELS_MAX, NotARegistration, Registration};
 pub use renewal::replace_readable;
 pub use reports::Heard;

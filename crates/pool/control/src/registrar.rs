@@ -38,7 +38,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(2);
 /// How long to wait for the outcome of commands.
 const COMMAND_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of commands in one request to an end; the rest is lost, and due again in the next round.
-const COMMANDS_MAX: usize = 64;
+pub const COMMANDS_MAX: usize = 64;
 /// Maximum number of log lines about strangers in one second, so that they cannot fill a log.
 const LINES_PER_SECOND_MAX: u32 = 10;
 

@@ -46,7 +46,7 @@ impl Edit<'_> {
                 continue;
             }
             for (id, view) in &report.volumes {
-                if !self.desired.volumes.contains_key(id)
+                if self.may_adopt(*id, view)
                     && let Err(why) = self.adopt_volume(*id, host, report, view, observed)
                 {
                     not_adopted.insert(why);
@@ -57,6 +57,15 @@ impl Edit<'_> {
         self.adopt_lds(observed, &mut draw, &mut not_adopted);
         self.desired.version = version + u64::from(self.desired.version != version);
         not_adopted.into_iter().collect()
+    }
+
+    /// Returns whether a volume that a host uses is not in the desired state, or only with leases that nobody used when
+    /// they were adopted.
+    fn may_adopt(&self, id: VolumeId, view: &VolumeReport) -> bool {
+        self.desired.volumes.get(&id).is_none_or(|volume| {
+            let is_known = |member: &MemberId| volume.leaving.contains_key(member);
+            volume.released && volume.spans.is_empty() && !view.members.keys().any(is_known)
+        })
     }
 
     /// Adopts a volume that a host uses and the desired state lacks.
@@ -101,6 +110,10 @@ impl Edit<'_> {
         for (lease, why) in rest {
             volume.leave(host.clone(), lease.place, member(lease), why);
         }
+        if let Some(unused) = self.desired.volumes.get(&id) {
+            volume.leaving.extend(unused.leaving.clone());
+            volume.next_member = volume.next_member.max(unused.next_member);
+        }
         self.desired.volumes.insert(id, volume);
         self.changed();
         Ok(())
@@ -132,10 +145,13 @@ impl Edit<'_> {
 
     /// Adopts leases and dynamic capacity that are not in the desired state and that their host does not use.
     fn adopt_unused(&mut self, observed: &Observed, not_adopted: &mut BTreeSet<NotAdopted>) {
+        // What a host uses is adopted as a whole, or not at all.
+        let is_presented = |id: &VolumeId| observed.hosts.values().any(|report| report.volumes.contains_key(id));
         let unused = |lent: &Lent| {
             let report = agent(self.desired, observed, &lent.host);
             report.is_some_and(|report| report.member(lent.volume, lent.member).is_none())
                 && !self.knows(lent.volume, lent.member)
+                && (self.desired.volumes.contains_key(&lent.volume) || !is_presented(&lent.volume))
         };
         let unused: Vec<Lent> = lent(observed).filter(unused).collect();
         for lent in unused {
@@ -363,8 +379,8 @@ fn spans<'a>(
     rest.extend(of_leaving.into_iter().map(|lease| (lease, Why::Shrunk)));
     let places: BTreeSet<Place> = of_others.into_iter().map(|lease| lease.place).collect();
     for place in places {
-        // Prefer a member that is in sync, then the newest one, which was added to replace the others.
-        let best = view.at(place).max_by_key(|(id, one)| (one.state == MemberState::InSync, **id));
+        // The newest one was added to replace the others, and its agent goes on with that.
+        let best = view.at(place).max_by_key(|(id, one)| (one.state != MemberState::Broken, **id));
         for (id, one) in view.at(place) {
             if best.is_some_and(|(best, _)| best == id) {
                 spans.entry(place.span).or_default().push(member(&one.lease));

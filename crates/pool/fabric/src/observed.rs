@@ -279,8 +279,8 @@ pub struct ExtentReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Observed {
-    /// Since when this manager has asked for reports, if that is known. What has not reported since then has been
-    /// silent for as long: an earlier manager may have heard it.
+    /// Since when this manager has asked for reports, if that is known. A donor that has not reported since then has
+    /// been silent for as long: an earlier manager may have heard it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_since: Option<Millis>,
     /// The newest report of each donor.

@@ -22,7 +22,7 @@ pub use backlog::Backlog;
 pub use step::{End, MemberLease, Step};
 pub use waiting::{Reason, Stray, Waiting};
 
-use crate::desired::{Desired, Volume};
+use crate::desired::{Desired, Volume, Why};
 use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, VolumeId};
 use crate::observed::{Content, DeviceReport, LdBinding, LdReport, LeaseState, Observed};
 use crate::volume::Source;
@@ -109,11 +109,32 @@ impl States<'_> {
             round.strays.push(Stray::Volume { host: host.clone(), volume: id });
             return;
         }
-        // The host was declared dead by mistake: its memory was given to others.
-        let members: Vec<MemberId> = view.members.keys().filter(|member| !self.knows(id, **member)).copied().collect();
-        if !members.is_empty() {
-            let why = crate::desired::Why::Lost;
-            round.steps.push(Step::Leave { host: host.clone(), volume: id, members, why });
+        let unknown = view.members.iter().filter(|(member, _)| !self.knows(id, **member));
+        let (lost, others): (Vec<_>, Vec<_>) = unknown.partition(|(_, one)| self.was_taken(host, id, &one.lease));
+        // Lost: the host was declared dead by mistake, and its memory was given to others. Replaced: the desired state is
+        // older than what hosts have, as after a restore; the agent lets such a member go when others have its bytes.
+        for (members, why) in [(lost, Why::Lost), (others, Why::Replaced)] {
+            let members: Vec<MemberId> = members.into_iter().map(|(member, _)| *member).collect();
+            if !members.is_empty() {
+                round.steps.push(Step::Leave { host: host.clone(), volume: id, members, why });
+            }
+        }
+    }
+
+    /// Returns whether the memory that a host has by a lease is certainly no longer lent to it. That of a device is
+    /// assumed to be: an agent lets it go only when it is offline, and nothing is lost.
+    fn was_taken(self, host: &HostId, id: VolumeId, lease: &MemberLease) -> bool {
+        let Source::Slabs { donor } = &lease.source else { return true };
+        let Some(report) = self.observed.donors.get(donor) else { return false };
+        if self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
+            return true;
+        }
+        let lent = report.lease(id, lease.member);
+        match lent.map(|lent| (lent.state, &lent.host)) {
+            Some((LeaseState::Released, _)) => true,
+            _ if !report.availability.answers() => false,
+            Some((LeaseState::Lent { token }, borrower)) => (token, borrower) != (lease.token, host),
+            Some((LeaseState::Wiping { .. }, _)) | None => true,
         }
     }
 

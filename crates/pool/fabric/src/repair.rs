@@ -34,7 +34,7 @@ enum Health {
     Good,
     /// It is good, and its source is draining or is drained by an operator.
     Draining,
-    /// Its bytes are lost, or it was never lent and never will be.
+    /// Its bytes are lost, or it was never lent and never will be, or it has left its host.
     Lost,
     /// Its source has been silent longer than the timeout.
     Silent,
@@ -120,7 +120,9 @@ fn members_ailing(
                 Health::Good => continue,
                 Health::Draining => Why::Replaced,
                 Health::Lost => Why::Lost,
-                Health::Silent if spare => Why::Lost,
+                // Programs may reach it all the same: they move from it what it still has, and make anew what it has
+                // not.
+                Health::Silent if spare => Why::Replaced,
                 Health::Silent => continue,
             };
             ailing.push((id, member.id, why));
@@ -149,7 +151,9 @@ impl Asked<'_> {
         }
         let source = at_source(self.desired, self.observed, self.id, member);
         let is_lost = || is_lost(self.desired, self.observed, self.id, member, self.report);
-        if matches!(source, AtSource::Retired) || (self.volume.host.is_some() && is_lost()) {
+        // Its host never takes back what has left.
+        let has_left = || self.report.is_some_and(|report| report.has_left(self.id, member.id));
+        if matches!(source, AtSource::Retired) || (self.volume.host.is_some() && (is_lost() || has_left())) {
             return Health::Lost;
         }
         let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));

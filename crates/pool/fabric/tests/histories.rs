@@ -179,9 +179,8 @@ fn a_donor_that_is_silent_when_a_manager_begins_is_replaced() {
     let volumes = &world.agents[&id("h1")].volumes;
     for (volume, view) in volumes.iter().filter(|(_, view)| view.redundancy != Redundancy::None) {
         let members = view.members.values();
-        let is_well = |member: &MemberReport| {
-            member.state == MemberState::InSync && member.lease.source.donor() != Some(&gone)
-        };
+        let is_well =
+            |member: &MemberReport| member.state == MemberState::InSync && member.lease.source.donor() != Some(&gone);
         assert!(members.clone().all(is_well), "{volume}: {members:?}");
     }
 }

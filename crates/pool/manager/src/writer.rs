@@ -23,9 +23,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use aquifer_control::COMMANDS_MAX;
 use aquifer_fabric::{
     Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
-    Unrepaired, settle_some,
+    Unrepaired, pass_over_ids_in_use, settle_some,
 };
 
 use crate::manager_store::{Entry, ManagerStore};
@@ -65,6 +66,8 @@ pub(crate) struct Writer {
     /// What peers say of greater terms.
     claims: Claims,
     unheard: Unheard,
+    /// How many donors and hosts had reported in the last round.
+    heard: usize,
     /// What is left to do, and what is free, from round to round.
     backlog: Backlog,
     capacity: RunningCapacity,
@@ -106,6 +109,7 @@ impl Writer {
             observed: Observed { asked_since: Some(now), ..Observed::default() },
             claims: Claims::default(),
             unheard: Unheard::default(),
+            heard: 0,
             backlog: Backlog::default(),
             capacity: RunningCapacity::default(),
             due: Vec::new(),
@@ -159,6 +163,10 @@ impl Writer {
             self.shared.events.add(now, notice.kind, severity(notice.severity), notice.message);
         }
         let mut desired = self.desired.clone();
+        let heard = self.observed.donors.len() + self.observed.hosts.len();
+        if std::mem::replace(&mut self.heard, heard) != heard {
+            pass_over_ids_in_use(&mut desired, &self.observed);
+        }
         settle_some(&mut desired, &self.observed, now, self.changed_max);
         let mut entries = self.dropped(&desired);
         let settled = Draft { desired: desired.clone(), entries: entries.clone() };
@@ -216,7 +224,7 @@ impl Writer {
         self.backlog.follow(&self.desired, &self.observed);
         let round = self.backlog.round();
         let is_heard = !self.is_only_contradicted(topology);
-        let steps = round.steps.iter().filter(|_| is_heard);
+        let steps = in_turn(&round.steps, self.rounds).filter(|_| is_heard);
         let mut commands: Vec<Command> = steps.map(|step| self.command(step.clone())).collect();
         if !self.tenure.is_held() {
             return Err(Stop::LeadershipLost);
@@ -310,4 +318,12 @@ fn severity(of: aquifer_cxl_peers::Severity) -> &'static str {
         aquifer_cxl_peers::Severity::Warning => "Warning",
         aquifer_cxl_peers::Severity::Critical => "Critical",
     }
+}
+
+/// Returns the steps of a round, from another one on in each round: an end takes only the first [`COMMANDS_MAX`], and
+/// steps that are refused or wait in each round must not keep the others from it.
+fn in_turn(steps: &[Step], rounds: u64) -> impl Iterator<Item = &Step> {
+    let turns = steps.len().div_ceil(COMMANDS_MAX).max(1);
+    let (first, last) = steps.split_at((rounds % turns as u64) as usize * COMMANDS_MAX);
+    last.iter().chain(first)
 }

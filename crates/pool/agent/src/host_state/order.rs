@@ -122,7 +122,13 @@ impl HostState {
             Why::Replaced if !may_leave || !is_free => {}
             _ if !may_leave => {}
             // Its memory is lost, or nobody has any there. Memory of a device must be offline first.
-            Why::Lost | Why::Replaced | Why::Shrunk => _ = held.abandoned.insert(member),
+            Why::Lost | Why::Replaced | Why::Shrunk => {
+                if why == Why::Lost {
+                    // No other member may leave because this one has its bytes.
+                    report.state = MemberState::Broken;
+                }
+                held.abandoned.insert(member);
+            }
         }
     }
 

@@ -105,6 +105,53 @@ fn a_program_gets_the_members_and_their_weights() {
     assert_eq!((view.members[0].reservation, view.redundancy, view.is_withdrawn), (1001, Redundancy::None, false));
 }
 
+/// A mirror's members were all let go by one order: each counted on the other, which was to leave, too.
+#[test]
+fn of_members_that_are_lost_together_one_stays_as_long_as_its_bytes_are_needed() {
+    let mut bench = Bench::new();
+    let redundancy = aquifer_fabric::Redundancy::Mirror { copies: 2 };
+    let (name, presentation) = (None, Presentation::OneRange);
+    let members = vec![lease(3, 0, 0), lease(4, 0, 1)];
+    bench.order(Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members }).unwrap();
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    bench.view(1);
+    let members = vec![MemberId(3), MemberId(4)];
+    bench.order(Step::Leave { host: host(), volume: VOLUME, members, why: Why::Lost }).unwrap();
+    assert_eq!(bench.orders(1), [(3, Order::Leave), (4, Order::Use)]);
+    assert_eq!((bench.state(3), bench.state(4)), (Some(MemberState::Broken), Some(MemberState::InSync)));
+}
+
+#[test]
+fn a_member_is_complete_when_all_that_it_replaces_are_empty() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    bench.view(1);
+    for member in [2, 3] {
+        bench.join(vec![lease(member, 0, 0)]);
+        bench.view(1);
+    }
+    bench.progress(1, 1, Progress::Left);
+    assert!(matches!(bench.state(3), Some(MemberState::Copying { .. })), "member 2 has bytes still");
+    bench.progress(1, 2, Progress::Left);
+    assert_eq!(bench.state(3), Some(MemberState::InSync));
+}
+
+/// Programs drained the member for ever, and new ones got none.
+#[test]
+fn a_member_is_used_again_when_the_one_that_was_to_replace_it_has_left() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    bench.join(vec![lease(2, 0, 0)]);
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    assert_eq!(bench.orders(1), [(2, Order::Use)]);
+    bench.host_state.close(id(1));
+    bench.leave(2, Why::Replaced);
+    assert!(bench.has_left(2));
+    assert!(bench.host_state.open(id(2), 0, &[]));
+    assert_eq!(bench.orders(2), [(1, Order::Use)]);
+}
+
 /// Each report of a program woke all others, and each of those computed its view again.
 #[test]
 fn how_far_programs_are_is_in_no_view_and_needs_no_disk() {

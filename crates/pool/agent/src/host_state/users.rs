@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_agent_wire::{MemberProgress, Progress};
+use aquifer_agent_wire::{MemberProgress, Order, Progress};
 use aquifer_fabric::{MemberId, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,9 @@ impl HostState {
 
     /// Notes what a user has done. Returns whether something was noted that must be on disk.
     pub(crate) fn progress(&mut self, id: UserId, members: &[MemberProgress]) -> bool {
-        let Some(user) = self.user(id) else { return false };
+        let held = self.volumes.get(&id.volume);
+        let is_to_use = |member: MemberId| held.is_some_and(|held| held.order(member) == Order::Use);
+        let Some(user) = self.users.iter_mut().find(|user| user.is(id)) else { return false };
         let before = user.left.len();
         for MemberProgress { member, progress } in members {
             let member = MemberId(*member);
@@ -130,6 +132,8 @@ impl HostState {
             // Only of what it was given, so that a user cannot make this state grow.
             match progress {
                 _ if !user.given.contains(&member) => {}
+                // It has left by an earlier view, and takes it again by the newest.
+                Progress::Left if is_to_use(member) => {}
                 Progress::Left => _ = user.left.insert(member),
                 Progress::Draining { slabs, .. } => {
                     user.left.remove(&member);

@@ -46,6 +46,9 @@ impl HostState {
             }
             let Some((address, server_name)) = whereabouts(report, donors, surroundings.donors) else { continue };
             user.given.insert(*member);
+            if order == Order::Use {
+                user.left.remove(member);
+            }
             members.push(MemberView {
                 member: member.0,
                 address,

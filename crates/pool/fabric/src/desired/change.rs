@@ -186,7 +186,11 @@ impl Edit<'_> {
         let span = volume.spans.iter().find(|span| span.id == place.span).ok_or_else(unknown)?;
         let others = span.members.iter().filter(|other| other.id != member);
         let others: Vec<Source> = others.map(|other| other.source.clone()).collect();
-        let reaches = Reach::of(self.topology, volume.host.as_ref());
+        let reaches = match (&old.source, &volume.host) {
+            // Programs cannot move what they have at a donor to a device.
+            (Source::Slabs { .. }, Some(_)) => vec![Reach::Network],
+            _ => Reach::of(self.topology, volume.host.as_ref()),
+        };
         let avoid: BTreeSet<Source> = [old.source.clone()].into();
         let joined = volume.host.as_ref().and_then(|host| observed.hosts.get(host));
         let is_gone = volume.host.is_some() && is_gone(self.desired, observed, id, old, joined);

@@ -19,7 +19,7 @@ use super::listings::{Listings, of_device, of_donor, of_host};
 use super::{End, Round, States};
 use crate::desired::{Desired, Volume};
 use crate::id::{DeviceId, DonorId, HostId, Incarnation, VolumeId};
-use crate::observed::{DonorReport, HostReport, Observed};
+use crate::observed::{DonorReport, HostReport, MemberReport, Observed};
 use crate::repair::is_ailing;
 use crate::volume::{Member, Source};
 
@@ -183,6 +183,13 @@ impl Backlog {
             concerned.volumes.extend(of_donor(self.observed.donors.get(donor)));
             concerned.volumes.extend(of_donor(observed.donors.get(donor)));
             concerned.volumes.extend(desired.volumes.on(&Source::Slabs { donor: donor.clone() }));
+        }
+        // Hosts may have members there that neither the donor nor the desired state lists.
+        if !all.is_empty() {
+            let presented = observed.hosts.values().flat_map(|report| &report.volumes);
+            let is_there = |one: &MemberReport| one.lease.source.donor().is_some_and(|donor| all.contains(donor));
+            let meets = presented.filter(|(_, view)| view.members.values().any(is_there));
+            concerned.volumes.extend(meets.map(|(id, _)| *id));
         }
     }
 

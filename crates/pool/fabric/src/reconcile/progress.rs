@@ -151,10 +151,12 @@ pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId,
 
 /// Returns since when a source has been silent, if it is.
 pub(crate) fn silent_since(observed: &Observed, source: &Source) -> Option<Millis> {
-    match availability(observed, source) {
-        Some(Availability::Gone { since }) => Some(since),
-        Some(Availability::Draining | Availability::Up) => None,
-        None => observed.asked_since,
+    match (availability(observed, source), source) {
+        (Some(Availability::Gone { since }), _) => Some(since),
+        (Some(Availability::Draining | Availability::Up), _) => None,
+        (None, Source::Slabs { .. }) => observed.asked_since,
+        // A device's report is dropped after each command, until it is read again.
+        (None, Source::DynamicCapacity { .. } | Source::LogicalDevice { .. }) => None,
     }
 }
 

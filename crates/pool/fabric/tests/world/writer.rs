@@ -179,6 +179,7 @@ impl Writer {
     }
 
     fn settle(&mut self, world: &World, desired: &mut Desired) {
+        pass_over_ids_in_use(desired, &self.observed);
         settle(desired, &self.observed, Millis(world.now));
         if world.plant == Some(Plant::DropsWithoutConfirmation) {
             let all: Vec<VolumeId> = desired.volumes.keys().copied().collect();

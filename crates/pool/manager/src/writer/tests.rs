@@ -346,3 +346,21 @@ fn an_adoption_that_leads_to_an_inconsistent_state_is_refused() {
     drop(writer);
     assert!(start(&store, |_, _| ()).0.desired.volumes.is_empty());
 }
+
+#[test]
+fn steps_that_come_again_in_each_round_keep_no_others_from_their_end() {
+    let donor: DonorId = id("d0");
+    let step = |member| Step::ForgetLease { donor: donor.clone(), volume: VolumeId(1), member: MemberId(member) };
+    let few: Vec<Step> = (0..COMMANDS_MAX as u64).map(step).collect();
+    assert!(in_turn(&few, 7).eq(&few), "all fit");
+    let many: Vec<Step> = (0..200).map(step).collect();
+    let sent: std::collections::BTreeSet<u64> = (0..4)
+        .flat_map(|round| in_turn(&many, round).take(COMMANDS_MAX).cloned().collect::<Vec<_>>())
+        .map(|step| match step {
+            Step::ForgetLease { member, .. } => member.0,
+            _ => unreachable!("all are of one kind"),
+        })
+        .collect();
+    assert_eq!(sent.len(), 200);
+    assert!(in_turn(&[], 3).eq(&[]));
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Keeps ids from being given out a second time by a desired state that is older than what donors and hosts have, as it
+//! is after a restore.
+//!
+//! A member id names one lease of a volume for ever: an agent that has a member with the id takes no other, and a donor's
+//! lease with the id counts as known.
+
+use std::collections::BTreeMap;
+
+use crate::desired::Desired;
+use crate::id::{MemberId, SpanId, VolumeId};
+use crate::observed::Observed;
+
+/// How far above the next id of a volume an id may be that is in use. More members than any volume has had since its
+/// backup, and few enough that a peer that lies uses no ids up.
+const AHEAD_MAX: u64 = 1 << 32;
+
+/// The greatest ids that reports list of one volume.
+#[derive(Default)]
+struct Greatest {
+    member: u64,
+    span: u32,
+}
+
+/// Raises the next ids of each volume above those that reports list. Returns whether anything changed, and so must be
+/// stored. This looks at all reports: it is needed when an end has reported for the first time.
+pub fn pass_over_ids_in_use(desired: &mut Desired, observed: &Observed) -> bool {
+    let mut greatest: BTreeMap<VolumeId, Greatest> = BTreeMap::new();
+    let mut see = |id: VolumeId, member: MemberId, span: SpanId| {
+        let Some(volume) = desired.volumes.get(&id) else { return };
+        let is_near = |next: u64, one: u64| one >= next && one - next < AHEAD_MAX;
+        let seen = (is_near(volume.next_member.0, member.0), is_near(volume.next_span.0.into(), span.0.into()));
+        if seen.0 || seen.1 {
+            let of_volume = greatest.entry(id).or_default();
+            of_volume.member = of_volume.member.max(if seen.0 { member.0 } else { 0 });
+            of_volume.span = of_volume.span.max(if seen.1 { span.0 } else { 0 });
+        }
+    };
+    for report in observed.hosts.values() {
+        for (id, view) in &report.volumes {
+            view.members.iter().for_each(|(member, one)| see(*id, *member, one.lease.place.span));
+        }
+        for (id, left) in &report.left {
+            left.iter().for_each(|member| see(*id, *member, SpanId(0)));
+        }
+    }
+    for report in observed.donors.values() {
+        for (id, leases) in &report.leases {
+            leases.keys().for_each(|member| see(*id, *member, SpanId(0)));
+        }
+    }
+    for (id, Greatest { member, span }) in &greatest {
+        desired.volumes.change(*id, |volume| {
+            volume.next_member = volume.next_member.max(MemberId(member + 1));
+            volume.next_span = volume.next_span.max(SpanId(span.saturating_add(1)));
+        });
+    }
+    desired.version += u64::from(!greatest.is_empty());
+    !greatest.is_empty()
+}
