@@ -143,8 +143,15 @@ impl HostState {
         Ok(())
     }
 
-    /// Notes where donors are.
-    pub(crate) fn learn(&mut self, donors: BTreeMap<DonorId, Whereabouts>) {
+    /// Notes where donors are. Those of members that are here stay known: a manager whose state was lost hears of donors
+    /// one after the other, and programs would give up the members of which they are not told.
+    pub(crate) fn learn(&mut self, mut donors: BTreeMap<DonorId, Whereabouts>) {
+        let members = self.volumes.values().flat_map(|held| held.report.members.values());
+        for donor in members.filter_map(|member| member.lease.source.donor()) {
+            if let Some(known) = self.donors.get(donor).filter(|_| !donors.contains_key(donor)) {
+                donors.insert(donor.clone(), known.clone());
+            }
+        }
         if self.donors != donors {
             self.donors = donors;
             self.revision += 1;

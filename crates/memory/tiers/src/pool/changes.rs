@@ -69,9 +69,11 @@ pub(super) fn steps(view: &View, status: &BTreeMap<MemberKey, MemberStatus>) -> 
             Order::Drain | Order::Leave | Order::Use => {}
         }
     }
+    // The agent does not know of what this program has there, so it cannot know that the bytes are elsewhere.
     let is_listed = |key: &MemberKey| view.members.iter().any(|member| member.member == key.0);
-    let gone = status.iter().filter(|(key, now)| is_in_use(Some(now)) && !is_listed(key));
-    steps.extend(gone.map(|(key, _)| Step::Leave(*key)));
+    let is_used = |now: &MemberStatus| matches!(now, MemberStatus::Present | MemberStatus::Lost);
+    let unlisted = status.iter().filter(|(key, now)| is_used(now) && !is_listed(key));
+    steps.extend(unlisted.map(|(key, _)| Step::Drain(*key)));
     steps
 }
 
@@ -131,12 +133,20 @@ mod tests {
             status(&[(1, MemberStatus::Present), (2, MemberStatus::Lost), (4, MemberStatus::Present), (5, DRAINING)]);
         let steps: Vec<(u64, bool)> =
             steps(&view, &now).iter().map(|step| (step.key().0, matches!(step, Step::Join(_)))).collect();
-        assert_eq!(steps, [(3, true), (1, false), (4, false), (5, false)], "who joins is first");
+        assert_eq!(steps, [(3, true), (1, false), (4, false)], "who joins is first");
         let done =
             status(&[(1, DRAINING), (2, MemberStatus::Present), (3, MemberStatus::Present), (4, MemberStatus::Left)]);
         assert!(super::steps(&view, &done).is_empty());
         assert_eq!(in_words(&view, MemberKey(4)), "the donor at d:4");
         assert_eq!(in_words(&view, MemberKey(5)), "member 5", "the view does not list it");
+    }
+
+    /// An agent that did not know where a donor was, after its manager's state was lost, did not list the member, and
+    /// programs gave all its bytes up.
+    #[test]
+    fn a_member_that_is_not_listed_is_drained_and_not_given_up() {
+        let now = status(&[(1, MemberStatus::Present), (2, MemberStatus::Present), (3, MemberStatus::Left)]);
+        assert!(matches!(&steps(&view(&[(1, Order::Use)]), &now)[..], [Step::Drain(MemberKey(2))]));
     }
 
     #[test]

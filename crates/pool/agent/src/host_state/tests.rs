@@ -186,6 +186,9 @@ fn donors_are_where_the_manager_says_and_have_the_names_of_their_certificates() 
     bench.host_state.learn(known.into_iter().map(|(id, it)| (id.parse().unwrap(), it)).collect());
     let names: Vec<String> = bench.view(1).members.into_iter().map(|member| member.server_name).collect();
     assert_eq!(names, ["::1", "d2.example"]);
+    // A manager that has lost its state knows the donors that have come back so far.
+    bench.host_state.learn(BTreeMap::new());
+    assert_eq!(bench.view(1).members.len(), 2);
 }
 
 #[test]
