@@ -56,7 +56,7 @@ const POLICY: u8 = 0xf;
 const SHARABLE: u8 = 1 << 3;
 const MANAGER_REFERS: u8 = 1;
 /// Both bit maps of a tag are valid.
-const BITMAPS_VALID: u8 = 3;
+const BITMAPS_VALID: u8 = DcTags::HOSTS_VALID | DcTags::HOSTS_PENDING_VALID;
 
 mod add;
 mod answers;

@@ -4,6 +4,8 @@
 //! Typed calls to the devices behind a switch: logical devices and their quality of service (54h), dynamic capacity
 //! (56h). Some peers answer 54h themselves, without a tunnel: then the path is empty.
 
+use std::collections::BTreeSet;
+
 use aquifer_fmapi::*;
 
 use crate::client::Client;
@@ -143,9 +145,40 @@ impl Client {
         self.run(path, release)
     }
 
-    /// Sends Dynamic Capacity List Tags (5608h): the first that fit into one answer.
+    /// Sends Dynamic Capacity List Tags (5608h): all tags of one generation, each listed once. A bit map is valid if it
+    /// is valid in every piece of the list.
     pub fn dc_tags(&mut self, path: &[Hop]) -> Result<DcTags, Failure> {
         let count = self.entries(TAG_BYTES) as u32;
-        self.call(path, &DcListTags { first: 0, count })
+        'list: for _ in 0..READS_MAX {
+            let mut whole: Option<DcTags> = None;
+            for _ in 0..self.limits.pieces {
+                let first = whole.as_ref().map_or(0, |whole| whole.tags.len() as u32);
+                let piece = self.call(path, &DcListTags { first, count })?;
+                let (listed, generation) = (piece.tags.len(), piece.generation);
+                let whole = match &mut whole {
+                    None => whole.insert(piece),
+                    Some(whole) if whole.generation != generation => continue 'list,
+                    Some(whole) => {
+                        whole.validity &= piece.validity;
+                        whole.tags.extend(piece.tags);
+                        whole
+                    }
+                };
+                let (read, total) = (whole.tags.len(), whole.total as usize);
+                if read >= total {
+                    // A peer that repeats a piece would hide the tags of another one.
+                    let distinct = whole.tags.iter().map(|tag| tag.tag).collect::<BTreeSet<_>>().len();
+                    if read > total || distinct < read {
+                        let what = format!("{read} tags of {total}, {distinct} of them distinct");
+                        return Err(self.inconsistent(DcListTags::OPCODE, what));
+                    }
+                    return Ok(whole.clone());
+                }
+                if listed == 0 {
+                    continue 'list;
+                }
+            }
+        }
+        Err(self.inconsistent(DcListTags::OPCODE, "the list of tags changes, or does not end".into()))
     }
 }

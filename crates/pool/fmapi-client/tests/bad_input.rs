@@ -35,6 +35,10 @@ fn bytes(response: &impl Payload) -> Vec<u8> {
     out.bytes
 }
 
+fn tag(number: u8) -> DcTag {
+    DcTag { tag: [number; 16], ..DcTag::default() }
+}
+
 /// Every way to read a list, with an answer that has two entries or more, and where its count is.
 type Reads = (&'static str, Vec<u8>, usize, fn(&mut Client) -> Result<(), Failure>);
 
@@ -47,7 +51,7 @@ fn lists() -> Vec<Reads> {
         LdAllocations { ld_count: 2, allocations: vec![LdAllocation::default(); 2], ..Default::default() };
     let extent = |start| Extent { start, length: 16, ..Extent::default() };
     let extents = DcExtentLists { total: 2, extents: vec![extent(0), extent(16)], ..DcExtentLists::default() };
-    let tags = DcTags { total: 2, tags: vec![DcTag::default(); 2], ..DcTags::default() };
+    let tags = DcTags { total: 2, tags: vec![tag(1), tag(2)], ..DcTags::default() };
     vec![
         ("ports", bytes(&ports), 0, |client| client.port_states(&[0, 1]).map(drop)),
         ("virtual switches", bytes(&VirtualSwitches { switches: vec![switch] }), 0, |client| {
@@ -184,6 +188,24 @@ fn extents_that_overlap_repeat_or_wrap_around_are_refused() {
     }
 }
 
+/// Capacity that is pending at a host is found by its tag: one that a list leaves out would be offered again.
+#[test]
+fn tags_that_repeat_or_exceed_their_number_are_refused() {
+    for (total, tags, what) in [
+        (2, vec![tag(1), tag(1)], "2 tags of 2, 1 of them distinct"),
+        (1, vec![tag(1), tag(2)], "2 tags of 1, 2 of them distinct"),
+    ] {
+        let list = DcTags { total, tags, ..DcTags::default() };
+        let failure = answering(move |_| bytes(&list)).0.dc_tags(&[]).unwrap_err();
+        assert!(is_refused(&failure) && failure.to_string().contains(what), "{failure}");
+        assert_eq!(failure.effect, Effect::NotCarriedOut);
+    }
+    // A peer that answers with the first piece, whichever is requested.
+    let list = DcTags { total: 4, tags: vec![tag(1), tag(2)], ..DcTags::default() };
+    let failure = answering(move |_| bytes(&list)).0.dc_tags(&[]).unwrap_err();
+    assert!(is_refused(&failure) && failure.to_string().contains("4 tags of 4, 2 of them distinct"), "{failure}");
+}
+
 #[test]
 fn a_list_that_never_ends_is_given_up() {
     // Each answer has another generation, so that its pieces never make one list.
@@ -196,6 +218,15 @@ fn a_list_that_never_ends_is_given_up() {
     });
     let failure = client.dc_extents(&[], 0).unwrap_err();
     assert!(is_refused(&failure), "{failure}");
+    assert!(*count.lock().unwrap() < 32, "{count:?} requests");
+    let generation = Mutex::new(0);
+    let (mut client, count) = answering(move |_| {
+        let mut generation = generation.lock().unwrap();
+        *generation += 1;
+        bytes(&DcTags { total: 2, generation: *generation, tags: vec![tag(1)], ..DcTags::default() })
+    });
+    let failure = client.dc_tags(&[]).unwrap_err();
+    assert!(is_refused(&failure) && failure.to_string().contains("the list of tags changes"), "{failure}");
     assert!(*count.lock().unwrap() < 32, "{count:?} requests");
     // More vPPBs in all than any answer lists.
     let (mut client, count) = answering(|_| bytes(&VirtualSwitches { switches: vec![VirtualSwitch::default()] }));

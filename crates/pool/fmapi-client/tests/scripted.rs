@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Peers that behave as no correct switch does: they send without end, answer another command inside a tunnel, or
-//! report another manager's background operation.
+//! Peers that behave as few correct switches do: they send without end, answer another command inside a tunnel, report
+//! another manager's background operation, or have more tags than fit into one answer.
+
+use std::sync::{Arc, Mutex};
 
 use aquifer_fmapi::*;
 use aquifer_fmapi_client::*;
@@ -37,6 +39,56 @@ fn an_answer_to_another_question_inside_a_tunnel_is_refused() {
     });
     let failure = client.identify(&[Hop::Port(1)]).unwrap_err();
     assert!(failure.to_string().contains("in the tunnel, the response has tag"), "{failure}");
+}
+
+/// Returns a client of a device with this many tags, which lists them in pieces and changes its list while these pieces
+/// are read. The bit maps of the piece at `invalid` are not valid.
+fn tagged(tags: u32, changes_at: &'static [u32], invalid: Option<u32>) -> (Client, Arc<Mutex<u32>>) {
+    let count = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&count);
+    let client = client(false, move |asked| {
+        let Ok(Request::DcListTags(list)) = Request::decode(asked.header.opcode, &asked.payload, &Dialect::STANDARD)
+        else {
+            panic!("another command")
+        };
+        let mut requests = counted.lock().unwrap();
+        *requests += 1;
+        let generation = changes_at.iter().filter(|at| **at <= *requests).count() as u32;
+        let one = |number: u32| {
+            // The first tag names the generation.
+            let tag = u128::from(if number == 0 { 1 << 20 | generation } else { number });
+            DcTag { tag: tag.to_be_bytes(), ..DcTag::default() }
+        };
+        let listed = (0..tags).skip(list.first as usize).take(list.count as usize).map(one).collect();
+        let validity = if invalid == Some(*requests) { DcTags::HOSTS_VALID } else { 3 };
+        let response = Response::DcListTags(DcTags { generation, total: tags, validity, tags: listed });
+        vec![answer(asked, ReturnCode::SUCCESS, Some(&response))]
+    });
+    (client, count)
+}
+
+/// 96 tags fit into a message of 8 KiB.
+#[test]
+fn tags_are_read_to_the_last_and_are_of_one_generation() {
+    for (tags, changes_at, requests, generation) in [
+        (0, &[][..], 1, 0),
+        (96, &[], 1, 0),
+        (97, &[], 2, 0),
+        (200, &[], 3, 0),
+        (200, &[2], 5, 1),
+        (200, &[3, 6], 9, 2),
+    ] {
+        let (mut client, count) = tagged(tags, changes_at, None);
+        let list = client.dc_tags(&[]).unwrap();
+        assert_eq!((list.tags.len() as u32, list.total, list.generation), (tags, tags, generation));
+        assert_eq!(*count.lock().unwrap(), requests, "{tags} tags, changes at {changes_at:?}");
+        let named = list.tags.first().map(|first| u128::from_be_bytes(first.tag));
+        assert_eq!(named.unwrap_or(1 << 20), 1 << 20 | u128::from(generation), "all pieces are of one generation");
+    }
+    for invalid in 1..=3 {
+        let validity = tagged(200, &[], Some(invalid)).0.dc_tags(&[]).unwrap().validity;
+        assert_eq!(validity, DcTags::HOSTS_VALID, "piece {invalid}");
+    }
 }
 
 /// Answers a bind, and reports the status of this opcode and progress.

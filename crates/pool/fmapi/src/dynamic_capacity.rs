@@ -315,10 +315,17 @@ pub struct DcTags {
     pub generation: u32,
     /// How many tags there are in total.
     pub total: u32,
-    /// Which of the bit maps are valid.
+    /// Which of the bit maps are valid; see [`DcTags::HOSTS_VALID`] and [`DcTags::HOSTS_PENDING_VALID`].
     pub validity: u8,
     /// The tags that are listed.
     pub tags: Vec<DcTag>,
+}
+
+impl DcTags {
+    /// Set if [`DcTag::hosts`] is valid.
+    pub const HOSTS_VALID: u8 = 1 << 0;
+    /// Set if [`DcTag::hosts_pending`] is valid.
+    pub const HOSTS_PENDING_VALID: u8 = 1 << 1;
 }
 
 impl Payload for DcTags {
