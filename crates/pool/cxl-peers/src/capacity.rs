@@ -4,8 +4,8 @@
 //! Carries out the steps for dynamic capacity: adds it to a host, tagged with volume and member, and releases it by its
 //! tag, to be sanitized.
 //!
-//! Next on the path: `wiped_blocks.rs` makes sure that no block that is added holds another host's bytes, and
-//! `capacity_hosts.rs` that the host reaches the device.
+//! Next on the path: `wiped_blocks.rs` makes sure that no block that is added holds another host's bytes,
+//! `capacity_hosts.rs` that the host reaches the device, and `pending.rs` that what it does not answer is taken back.
 
 use std::sync::Arc;
 
@@ -14,21 +14,18 @@ use aquifer_fmapi::{InitiateDcAdd, InitiateDcRelease, ReturnCode, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
 
 use crate::choice::Choice;
-use crate::discover::read_offers;
 use crate::inventory::{CapacityView, DeviceView};
 use crate::one_switch::Peer;
 use crate::report::{host_of, vppb_of_host};
 use crate::step_failure::NotDone;
 use crate::tag::tag_of;
 
-/// Flags of a release: by force, and sanitized. The policy by tag is zero.
+/// Flags of a release: the extents that are listed, by force, and sanitized. The policy by tag is zero.
+pub(crate) const LISTED: u8 = 1;
 pub(crate) const FORCED: u8 = 1 << 4;
 pub(crate) const SANITIZED: u8 = 1 << 5;
 /// The policies of a release, as bits of the device's capabilities.
-pub(crate) const CAN_RELEASE_BY_TAG: u16 = 1;
-/// Commands that release what a host has not answered, whose length no list gives: the length is halved until it fits,
-/// and what is left follows.
-const RELEASES_MAX: usize = 128;
+const CAN_RELEASE_BY_TAG: u16 = 1;
 /// Maximum number of hosts of one device.
 pub(crate) const HOSTS_MAX: u16 = 256;
 
@@ -48,15 +45,17 @@ impl Peer {
         let is_added = |capacity: &CapacityView| capacity.offers.iter().any(|offer| offer.tag == tag);
         self.end_wiping(client, device, &path, &mut capacity)?;
         if !is_added(&capacity) {
+            self.take_back_unknown(client, &path, &capacity, tag)?;
             self.wipe_blocks(client, device, &view, &capacity)?;
         }
         let host_id = self.connect_host(client, device, &view, &capacity, host)?;
-        capacity.offers = read_offers(client, &path, &capacity)?;
+        self.read_offers(client, device, &path, &mut capacity)?;
         if is_added(&capacity) {
             return Ok(());
         }
         self.check_blocks(client, device, &view, &capacity)?;
-        let (policy, extents) = if capacity.policies.0 & 1 << add_policy::FREE != 0 {
+        let before = self.choices.extents(device, host_id, tag).map(<[_]>::to_vec);
+        let (policy, extents) = if prefers_free(&capacity) {
             (add_policy::FREE, Vec::new())
         } else {
             let mut taken = Vec::new();
@@ -73,14 +72,30 @@ impl Peer {
                 }
             }
         };
-        let add = InitiateDcAdd { host_id, policy, region: capacity.region_id, length: bytes.0, tag, extents };
-        match client.initiate_dc_add(&path, &add) {
-            Ok(()) => Ok(()),
-            Err(failure) if failure.return_code() == Some(ReturnCode::RESOURCES_EXHAUSTED) => {
-                NotDone::refused(format!("device {device} does not have {bytes} free; release some of its capacity"))
+        if !capacity.lists_pending {
+            if self.unlisted.is_full() {
+                let what = "too many hosts have not answered what devices of its kind have offered";
+                return NotDone::refused(format!("device {device} offers no more: {what}; wait until they have"));
             }
-            Err(failure) => Err(failure.into()),
+            // Whatever the outcome of the command is, the host may be offered it.
+            self.unlisted.note(device, host_id, tag, self.clock.now());
         }
+        let is_again = before.is_some_and(|before| before == extents);
+        let add = InitiateDcAdd { host_id, policy, region: capacity.region_id, length: bytes.0, tag, extents };
+        let Err(failure) = client.initiate_dc_add(&path, &add) else { return Ok(()) };
+        let code = failure.return_code();
+        let refused = match NotDone::from(failure) {
+            NotDone::Refused(_) if code == Some(ReturnCode::RESOURCES_EXHAUSTED) => {
+                NotDone::Refused(format!("device {device} does not have {bytes} free; release some of its capacity"))
+            }
+            not_done => not_done,
+        };
+        // Extents that are still pending are refused when they are offered again.
+        let is_pending = is_again && code == Some(ReturnCode::INVALID_EXTENT_LIST);
+        if !is_pending && !matches!(refused, NotDone::Lost(_)) {
+            self.unlisted.forget(device, tag);
+        }
+        Err(refused)
     }
 
     pub(crate) fn release_capacity(
@@ -92,8 +107,7 @@ impl Peer {
     ) -> Result<(), NotDone> {
         let (view, mut capacity) = self.dcd(client, device)?;
         let (tag, path) = (tag_of(volume, member), [Hop::Port(view.ports[0])]);
-        self.choices.forget(device, tag);
-        capacity.offers = read_offers(client, &path, &capacity)?;
+        self.read_offers(client, device, &path, &mut capacity)?;
         let state = Arc::clone(&self.inventory);
         let of_host = |host_id: u16| {
             vppb_of_host(&state, &view, host_id).and_then(|(vcs_id, _)| host_of(&self.config, &state, vcs_id))
@@ -103,23 +117,25 @@ impl Peer {
             capacity.offers.iter().filter(|offer| offer.tag == tag && of_host(offer.host_id)).copied().collect();
         for offer in ours {
             if offer.is_pending {
-                release_pending(client, &path, &capacity, offer.host_id, tag)?;
+                self.take_back_offer(client, &path, &capacity, (device, offer.host_id, tag))?;
+                self.unlisted.forget(device, tag);
                 continue;
             }
             if self.asked.is_recent(device, offer.host_id, tag, self.clock.now()) {
                 continue;
             }
-            let by_tag = capacity.policies.1 & CAN_RELEASE_BY_TAG != 0;
+            let by_tag = can_release_by_tag(&capacity);
             let extents = match by_tag {
                 true => Vec::new(),
                 false => client.dc_extents(&path, offer.host_id)?.extents,
             };
             let extents = extents.into_iter().filter(|extent| extent.tag == tag).collect();
-            let flags = SANITIZED | u8::from(!by_tag);
+            let flags = SANITIZED | if by_tag { 0 } else { LISTED };
             let release = InitiateDcRelease { host_id: offer.host_id, flags, length: offer.bytes, tag, extents };
             client.initiate_dc_release(&path, &release)?;
             self.asked.note(device, offer.host_id, tag, self.clock.now());
         }
+        self.choices.forget(device, tag);
         Ok(())
     }
 
@@ -134,28 +150,14 @@ impl Peer {
     }
 }
 
-/// Takes back all with a tag, including what its host has not answered.
-pub(crate) fn release_pending(
-    client: &mut Client,
-    path: &[Hop],
-    capacity: &CapacityView,
-    host_id: u16,
-    tag: [u8; 16],
-) -> Result<(), NotDone> {
-    let block = capacity.block_bytes.max(1);
-    let mut blocks = capacity.bytes / block;
-    for _ in 0..RELEASES_MAX {
-        let release =
-            InitiateDcRelease { host_id, flags: FORCED | SANITIZED, length: blocks * block, tag, extents: Vec::new() };
-        match client.initiate_dc_release(path, &release) {
-            Ok(()) => {}
-            Err(failure) => match failure.return_code() {
-                Some(ReturnCode::RESOURCES_EXHAUSTED) if blocks > 1 => blocks /= 2,
-                // Nothing with this tag is left.
-                Some(ReturnCode::INVALID_INPUT) => return Ok(()),
-                _ => return Err(failure.into()),
-            },
-        }
-    }
-    Err(NotDone::Lost("the capacity of a tag is released in too many pieces; the next round continues".into()))
+/// Returns whether a device can release capacity by its tag alone.
+pub(crate) fn can_release_by_tag(capacity: &CapacityView) -> bool {
+    capacity.policies.1 & CAN_RELEASE_BY_TAG != 0
+}
+
+/// Returns whether a device is to choose the blocks that are added. Where an offer is neither listed nor taken back by
+/// its tag, the blocks are prescribed: the device refuses to offer them twice, and they can be taken back.
+fn prefers_free(capacity: &CapacityView) -> bool {
+    let can = |policy: u8| capacity.policies.0 & 1 << policy != 0;
+    can(add_policy::FREE) && (capacity.lists_pending || can_release_by_tag(capacity) || !can(add_policy::PRESCRIPTIVE))
 }

@@ -15,7 +15,6 @@ use aquifer_fmapi::BindingStatus;
 use aquifer_fmapi_client::{Client, Hop};
 
 use crate::capacity::HOSTS_MAX;
-use crate::discover::read_offers;
 use crate::inventory::{CapacityView, DeviceView, Holder};
 use crate::one_switch::Peer;
 use crate::parts::kept_for_capacity;
@@ -61,10 +60,11 @@ impl Peer {
         if let Some((host_id, _)) = held.iter().find(|(_, holder)| *holder == Holder::Nobody) {
             return Ok(*host_id);
         }
-        let offers = read_offers(client, &[Hop::Port(view.ports[0])], capacity)?;
+        let mut capacity = capacity.clone();
+        self.read_offers(client, device, &[Hop::Port(view.ports[0])], &mut capacity)?;
         let idle = held.iter().find_map(|(host_id, holder)| {
             let Holder::Vppb { vcs_id, vppb_id } = holder else { return None };
-            let is_idle = offers.iter().all(|offer| offer.host_id != *host_id);
+            let is_idle = capacity.offers.iter().all(|offer| offer.host_id != *host_id);
             let is_ours = host_of(&self.config, &state, *vcs_id).is_some();
             (is_idle && is_ours).then_some((*host_id, address(&self.config.name, *vcs_id, *vppb_id)))
         });
@@ -126,10 +126,11 @@ impl Peer {
         if self.contents.of(device, ld_id) == Content::Wiped {
             return Ok(());
         }
-        let offers = read_offers(client, &[Hop::Port(view.ports[0])], capacity)?;
+        let mut capacity = capacity.clone();
+        self.read_offers(client, device, &[Hop::Port(view.ports[0])], &mut capacity)?;
         let is_free = self.read_state(client)?.holder(view, ld_id) == Holder::Nobody;
         let is_its = |host_id: u16| !view.is_mld() || host_id == ld_id.0;
-        if !is_free || offers.iter().any(|offer| is_its(offer.host_id)) {
+        if !is_free || capacity.offers.iter().any(|offer| is_its(offer.host_id)) {
             let what = "has memory besides its dynamic capacity, which may hold another host's bytes and cannot be wiped \
                         while hosts use the device";
             return NotDone::refused(format!("device {device} {what}; release its capacity, and unbind its hosts"));

@@ -3,9 +3,10 @@
 
 //! Which extents are offered to a host, where the device leaves the choice to its manager. Pure.
 //!
-//! A device that has no list of tags does not show what its host has not answered. The step is due until the host has
-//! the capacity, and an offer of other extents would give the host the capacity twice. So the same extents are offered
-//! again, which such a device refuses, unless another host or volume has got some of them in the meantime.
+//! A device that has no list of tags does not show what its host has not answered. An offer that cannot be taken back
+//! there is made again after a while (`unlisted.rs`), and an offer of other extents would give the host the capacity
+//! twice. So the same extents are offered again, which such a device refuses, unless another host or volume has got some
+//! of them in the meantime.
 
 use std::collections::BTreeMap;
 
@@ -66,6 +67,11 @@ impl Choices {
         }
         self.offered.insert(key, chosen.clone());
         Choice::Offer(chosen)
+    }
+
+    /// Returns the extents that a host was last offered for a tag, and has not accepted yet.
+    pub(crate) fn extents(&self, device: &DeviceId, host_id: u16, tag: Tag) -> Option<&[Extent]> {
+        self.offered.get(&(device.clone(), host_id, tag)).map(Vec::as_slice)
     }
 
     /// Forgets capacity that is not to be added any more.

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use aquifer_fabric::{DeviceId, SwitchId};
 use aquifer_fmapi::{
-    BindingStatus, DcRegion, GetLdCapabilities, Granularity, IdentifyMemory, PortState, PortStatus, SwitchIdentity,
-    VcsState, VirtualSwitch, Vppb,
+    BindingStatus, DcRegion, DcTags, GetLdCapabilities, Granularity, IdentifyMemory, PortState, PortStatus,
+    SwitchIdentity, VcsState, VirtualSwitch, Vppb,
 };
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
@@ -114,7 +114,7 @@ pub(crate) fn read(
         let path = [Hop::Port(device.ports[0])];
         if let Some(capacity) = &mut device.capacity {
             match read_offers(client, &path, capacity) {
-                Ok(offers) => capacity.offers = offers,
+                Ok(()) => {}
                 Err(failure) if failure.is_fatal() => return Err(failure),
                 Err(_) => device.is_reachable = false,
             }
@@ -225,13 +225,15 @@ fn read_capacity(client: &mut Client, path: &[Hop]) -> Result<Option<CapacityVie
         block_bytes: region.block_bytes,
         is_sanitized: region.sanitize_on_release & 1 == 1,
         policies: (dcd.add_policies, dcd.release_policies),
+        lists_pending: false,
         offers: Vec::new(),
     }))
 }
 
 /// Reads what hosts have of a device's dynamic capacity: the extents that they have accepted, and the tags of those
-/// that they have not answered.
-pub(crate) fn read_offers(client: &mut Client, path: &[Hop], capacity: &CapacityView) -> Result<Vec<Offer>, Failure> {
+/// that they have not answered, as far as the device lists them. Where it does not say which hosts have not answered,
+/// a tag that no host has capacity with may be pending at any of them.
+pub(crate) fn read_offers(client: &mut Client, path: &[Hop], capacity: &mut CapacityView) -> Result<(), Failure> {
     let mut offers: BTreeMap<(u16, [u8; 16]), Offer> = BTreeMap::new();
     let none = |host_id, tag| Offer { host_id, tag, bytes: 0, is_pending: false };
     for host_id in 0..capacity.hosts {
@@ -240,12 +242,19 @@ pub(crate) fn read_offers(client: &mut Client, path: &[Hop], capacity: &Capacity
             offer.bytes = offer.bytes.saturating_add(extent.length);
         }
     }
-    // QEMU has no list of tags; an offer that is pending there is not seen until its host has answered.
-    for listed in supported(client.dc_tags(path))?.map(|tags| tags.tags).unwrap_or_default() {
-        let is_pending = |host_id: &u16| listed.hosts_pending[usize::from(host_id / 8)] >> (host_id % 8) & 1 == 1;
+    // QEMU has no list of tags; what was offered there is kept in `unlisted.rs`.
+    let tags = supported(client.dc_tags(path))?.unwrap_or_default();
+    let lists_pending = tags.validity & DcTags::HOSTS_PENDING_VALID != 0;
+    for listed in tags.tags {
+        let is_accepted = offers.values().any(|offer| offer.tag == listed.tag && offer.bytes > 0);
+        let is_pending = |host_id: &u16| match lists_pending {
+            true => listed.hosts_pending[usize::from(host_id / 8)] >> (host_id % 8) & 1 == 1,
+            false => !is_accepted,
+        };
         for host_id in (0..capacity.hosts.min(256)).filter(is_pending) {
             offers.entry((host_id, listed.tag)).or_insert(none(host_id, listed.tag)).is_pending = true;
         }
     }
-    Ok(offers.into_values().collect())
+    (capacity.lists_pending, capacity.offers) = (lists_pending, offers.into_values().collect());
+    Ok(())
 }

@@ -28,7 +28,7 @@ pub struct Offer {
     pub tag: Tag,
     /// What the host has accepted of it.
     pub bytes: u64,
-    /// `true` while the host has not answered to all of it.
+    /// `true` while the host has not answered to all of it, as far as is known.
     pub is_pending: bool,
 }
 
@@ -49,6 +49,8 @@ pub struct CapacityView {
     pub is_sanitized: bool,
     /// Ways of choosing what is added, and what is released, as bits.
     pub policies: (u16, u16),
+    /// `true` if the device lists what each host was offered and has not answered.
+    pub lists_pending: bool,
     /// What hosts have, or are offered.
     pub offers: Vec<Offer>,
 }

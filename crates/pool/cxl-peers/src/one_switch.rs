@@ -25,6 +25,7 @@ use crate::release_requests::AskedBack;
 use crate::report::report;
 use crate::step::path_of;
 use crate::step_failure::NotDone;
+use crate::unlisted::Unlisted;
 
 /// The first pause after a switch did not answer; it doubles each time, up to the second figure, so that a switch that
 /// restarts is found again within seconds.
@@ -54,6 +55,7 @@ pub struct Peer {
     pub(crate) contents: Contents,
     pub(crate) asked: AskedBack,
     pub(crate) choices: Choices,
+    pub(crate) unlisted: Unlisted,
     pub(crate) events: Events,
     notices: Vec<Notice>,
     /// `true` while it answers.
@@ -80,6 +82,7 @@ impl Peer {
             contents: Contents::default(),
             asked: AskedBack::default(),
             choices: Choices::default(),
+            unlisted: Unlisted::default(),
             events: Events::default(),
             notices: Vec::new(),
             is_answering: false,
@@ -201,7 +204,7 @@ impl Peer {
         self.read_events(client)?;
         let is_old = clock.now().saturating_sub(self.read_at) >= FRESH_AFTER;
         let is_fresh = self.is_doubtful || is_old || !self.is_answering;
-        let now = discover::read(client, &*clock, &self.config.name, &self.inventory, is_fresh)?;
+        let mut now = discover::read(client, &*clock, &self.config.name, &self.inventory, is_fresh)?;
         if is_fresh {
             self.read_at = clock.now();
             self.is_doubtful = false;
@@ -211,8 +214,13 @@ impl Peer {
         self.take_in(said);
         read?;
         self.note_changes(&now);
+        for (name, device) in now.devices.iter_mut().filter(|(_, device)| device.is_reachable) {
+            device.capacity.iter_mut().for_each(|capacity| self.unlisted.complete(name, capacity));
+        }
         self.keep(now);
+        self.sweep_wiping(client)?;
         self.end_all_wiping(client)?;
+        self.end_overdue_offers(client)?;
         self.ask_for_wiping(client)?;
         self.abort_stalled(client)?;
         if !self.is_answering {
@@ -280,6 +288,7 @@ impl Peer {
                 continue;
             }
             self.contents.forget(name);
+            self.unlisted.forget_device(name);
             let (port_id, switch) = (device.ports.first().copied().unwrap_or_default(), &self.config.name);
             let (kind, severity, what) = match device.is_present {
                 true => ("DeviceInserted", Severity::Ok, "is at"),

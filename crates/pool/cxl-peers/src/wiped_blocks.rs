@@ -15,20 +15,17 @@
 use std::sync::Arc;
 
 use aquifer_fabric::DeviceId;
-use aquifer_fmapi::{Extent, InitiateDcAdd, InitiateDcRelease, ReturnCode, SetDcRegion, add_policy};
+use aquifer_fmapi::{Extent, InitiateDcAdd, ReturnCode, SetDcRegion, add_policy};
 use aquifer_fmapi_client::{Client, Hop};
 
-use crate::capacity::{CAN_RELEASE_BY_TAG, FORCED, SANITIZED, release_pending};
+use crate::capacity::can_release_by_tag;
 use crate::config::Wipe;
-use crate::discover::read_offers;
 use crate::events::Said;
 use crate::inventory::{CapacityView, DeviceView};
 use crate::one_switch::Peer;
+use crate::pending::{release_listed, release_pending};
 use crate::step_failure::NotDone;
 use crate::tag::{BEING_WIPED, is_of_a_member};
-
-/// A policy of a release: the extents that are listed.
-const LISTED: u8 = 1;
 
 impl Peer {
     /// Takes back what was offered in order to wipe it, as far as the last round has seen it: the manager may have been
@@ -55,17 +52,26 @@ impl Peer {
         path: &[Hop],
         capacity: &mut CapacityView,
     ) -> Result<(), NotDone> {
-        capacity.offers = read_offers(client, path, capacity)?;
+        self.read_offers(client, device, path, capacity)?;
         let left: Vec<u16> =
             capacity.offers.iter().filter(|offer| offer.tag == BEING_WIPED).map(|offer| offer.host_id).collect();
         if left.is_empty() {
             return Ok(());
         }
         self.contents.forget_blocks(device);
+        let mut refused = Ok(());
         for host_id in left {
-            take_back(client, path, capacity, host_id)?;
+            match take_back(client, path, capacity, host_id) {
+                // Where the device does not say whose they are, others may have them.
+                Err(NotDone::Refused(why)) => refused = NotDone::refused(why),
+                done => done?,
+            }
         }
-        capacity.offers = read_offers(client, path, capacity)?;
+        self.unlisted.forget(device, BEING_WIPED);
+        self.read_offers(client, device, path, capacity)?;
+        if capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED) {
+            refused?;
+        }
         refuse_while_wiping(device, capacity.offers.iter().any(|offer| offer.tag == BEING_WIPED))
     }
 
@@ -190,9 +196,20 @@ impl Peer {
         };
         let region = capacity.region_id;
         let add = InitiateDcAdd { host_id, policy, region, length: all.length, tag: BEING_WIPED, extents };
-        client.initiate_dc_add(path, &add)?;
+        if !capacity.lists_pending {
+            // Whatever the outcome of the commands is, the blocks may stay offered.
+            self.unlisted.note(device, host_id, BEING_WIPED, self.clock.now());
+        }
+        let added = client.initiate_dc_add(path, &add).map_err(NotDone::from);
+        if let Err(NotDone::Busy(_) | NotDone::Refused(_)) = added {
+            self.unlisted.forget(device, BEING_WIPED);
+        }
+        added?;
         take_back(client, path, capacity, host_id)?;
-        refuse_while_wiping(device, !read_offers(client, path, capacity)?.is_empty())
+        self.unlisted.forget(device, BEING_WIPED);
+        let mut capacity = capacity.clone();
+        self.read_offers(client, device, path, &mut capacity)?;
+        refuse_while_wiping(device, !capacity.offers.is_empty())
     }
 
     /// Reads the log of a device. Returns whether it has one.
@@ -206,12 +223,10 @@ impl Peer {
 
 /// Takes back by force, and to be wiped, what a host was offered.
 fn take_back(client: &mut Client, path: &[Hop], capacity: &CapacityView, host_id: u16) -> Result<(), NotDone> {
-    if capacity.policies.1 & CAN_RELEASE_BY_TAG != 0 {
-        return release_pending(client, path, capacity, host_id, BEING_WIPED);
+    match can_release_by_tag(capacity) {
+        true => release_pending(client, path, capacity, host_id, BEING_WIPED),
+        false => release_listed(client, path, host_id, BEING_WIPED, vec![all_blocks(capacity)]),
     }
-    let (all, flags) = (all_blocks(capacity), FORCED | SANITIZED | LISTED);
-    let release = InitiateDcRelease { host_id, flags, length: all.length, tag: BEING_WIPED, extents: vec![all] };
-    Ok(client.initiate_dc_release(path, &release)?)
 }
 
 fn refuse_while_wiping(device: &DeviceId, is_wiping: bool) -> Result<(), NotDone> {

@@ -189,13 +189,24 @@ fn a_device_that_cannot_wipe_what_is_released_lends_only_if_its_vendor_says_that
 
 #[test]
 fn blocks_that_a_manager_was_wiping_when_it_ended_are_never_accepted_by_a_host() {
-    for is_restarted in [false, true] {
+    for (is_restarted, has_list) in [(false, true), (true, true), (false, false), (true, false)] {
         let mut rig = Rig::new(example());
         rig.rival_leaves_used_blocks();
-        rig.script(|opcode| if opcode == Opcode::INITIATE_DC_RELEASE { Fate::Lost } else { Fate::Pass });
+        let script = move |may_be_lost: bool| {
+            let mut is_offered = false;
+            move |opcode| {
+                is_offered |= opcode == Opcode::INITIATE_DC_ADD;
+                match opcode {
+                    Opcode::INITIATE_DC_RELEASE if may_be_lost && is_offered => Fate::Lost,
+                    Opcode::DC_LIST_TAGS if !has_list => Fate::Answer(ReturnCode::UNSUPPORTED, None),
+                    _ => Fate::Pass,
+                }
+            }
+        };
+        rig.script(script(true));
         let lost = rig.add("h0", 1, 256).expect_err("the answer was lost");
         assert!(lost.contains("no answer"), "{lost}");
-        rig.end_script();
+        rig.script(script(false));
         assert_eq!(rig.tags(), 1, "all blocks are offered to nobody");
         if is_restarted {
             rig.restart("");

@@ -5,4 +5,5 @@
 
 mod capacity;
 mod lds;
+mod pending;
 mod rig;

@@ -39,6 +39,8 @@ struct State {
     switch: Switch,
     script: Option<Script>,
     is_cut: bool,
+    /// `true` while hosts leave offers unanswered.
+    hosts_wait: bool,
     answers: VecDeque<Vec<u8>>,
     /// The commands of the fabric manager, the innermost of those in tunnels.
     sent: Vec<Opcode>,
@@ -126,7 +128,13 @@ impl Transport for Wire {
 impl State {
     fn take(&mut self, now_ns: u64, outcome: Outcome) {
         self.answers.extend(outcome.replies.into_iter().map(|reply| reply.bytes));
-        // Hosts accept what they are offered at once.
+        if !self.hosts_wait {
+            self.accept_all(now_ns);
+        }
+    }
+
+    /// Hosts accept what they are offered.
+    fn accept_all(&mut self, now_ns: u64) {
         for device in 0..self.switch.config().devices.len() {
             for host_id in 0..4 {
                 while let (Some(accepted), Some((vcs_id, vppb_id))) =
@@ -177,6 +185,7 @@ impl Rig {
             switch: Switch::new(config).unwrap(),
             script: None,
             is_cut: false,
+            hosts_wait: false,
             answers: VecDeque::new(),
             sent: Vec::new(),
         }));
@@ -228,6 +237,23 @@ impl Rig {
         self.clock.sleep(Duration::from_secs(10));
     }
 
+    /// Lets hosts leave offers unanswered from now on.
+    pub fn hosts_wait(&mut self) {
+        self.state().hosts_wait = true;
+    }
+
+    /// Lets hosts accept all that they were offered, and from now on at once.
+    pub fn hosts_accept(&mut self) {
+        let mut state = self.state();
+        state.hosts_wait = false;
+        state.accept_all(self.clock.now_ns());
+    }
+
+    /// Lets time pass.
+    pub fn wait(&mut self, time: Duration) {
+        self.clock.sleep(time);
+    }
+
     /// Returns what the manager has sent since the last call.
     pub fn sent(&mut self) -> Vec<Opcode> {
         std::mem::take(&mut self.state().sent)
@@ -249,12 +275,16 @@ impl Rig {
         self.send(&Step::AddDynamicCapacity { device, host, volume: VOLUME, member, bytes })
     }
 
+    /// Asks a host for its capacity, or takes back what it was offered.
+    pub fn ask_back(&mut self, host: &str, member: u64) -> Result<(), String> {
+        let (host, member) = (id(host), MemberId(member));
+        self.send(&Step::ReleaseDynamicCapacity { device: device(DCD), host, volume: VOLUME, member })
+    }
+
     /// Takes a host's capacity back, which the host gives.
     pub fn release(&mut self, host: &str, member: u64) {
-        let member = MemberId(member);
-        let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, member));
-        let step = Step::ReleaseDynamicCapacity { device: device(DCD), host: id(host), volume: VOLUME, member };
-        self.send(&step).unwrap();
+        let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, MemberId(member)));
+        self.ask_back(host, member).unwrap();
         self.give_back(ranges);
         self.peer.reports();
     }
@@ -270,6 +300,19 @@ impl Rig {
             }
         }
         panic!("nobody has blocks of {tag:02x?}")
+    }
+
+    /// Returns how many bytes a host has for a member.
+    pub fn bytes(&mut self, member: u64) -> u64 {
+        let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, MemberId(member))).1;
+        ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Reads the switch, and returns whether a host has accepted the capacity of a member; None if none was offered, as
+    /// far as is reported.
+    pub fn is_accepted(&mut self, member: u64) -> Option<bool> {
+        let report = self.peer.reports().remove(&device(DCD)).flatten().expect("the device is reported");
+        Some(report.extents.get(&VOLUME)?.get(&MemberId(member))?.accepted)
     }
 
     /// Returns how many tags the device lists.
@@ -353,6 +396,15 @@ impl Rig {
         let policy = add_policy::FREE;
         let add = InitiateDcAdd { host_id, policy, region: 0, length: mib << 20, tag: STAMP, extents: Vec::new() };
         self.rival.initiate_dc_add(&PATH, &add).unwrap();
+    }
+
+    /// Lets the rival offer this many pieces of 2 MiB, each with another tag. The tags come before those of members.
+    pub fn rival_offers_tags(&mut self, host_id: u16, tags: u64) {
+        for number in 1..=tags {
+            let (policy, tag) = (add_policy::FREE, u128::from(number).to_be_bytes());
+            let add = InitiateDcAdd { host_id, policy, region: 0, length: 2 << 20, tag, extents: Vec::new() };
+            self.rival.initiate_dc_add(&PATH, &add).unwrap();
+        }
     }
 
     /// Lets the rival decide whether the first region wipes what is released.
