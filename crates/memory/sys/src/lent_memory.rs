@@ -7,7 +7,8 @@
 //! So no reference to them is ever made: they are copied word by word with relaxed atomics, which compile to plain
 //! moves. The memory is excluded from core dumps.
 //!
-//! When it is locked, none of it goes to swap, where wiped contents would remain.
+//! When it is locked, none of it goes to swap, where wiped contents would remain. A memory device is also locked against
+//! other donors and tiers (`file_lock.rs`) before it is wiped.
 //!
 //! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`,
 //! fallocate(2) on `FALLOC_FL_PUNCH_HOLE`, mbind(2).
@@ -20,17 +21,17 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::direct_io;
 use crate::memory::{advise, map_anonymous};
 use crate::raw::{Errno, syscall};
 use crate::safe_open::{self, Purpose};
+use crate::{direct_io, file_lock};
 
 /// Where the pages come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Private anonymous memory. The kernel is asked for huge pages, which it provides if it has some.
     Anonymous,
-    /// A memory device, such as `/dev/dax0.0`. The lent part of it is wiped before anything else.
+    /// A memory device, such as `/dev/dax0.0`. It is locked, and the lent part of it is wiped before anything else.
     Dax(PathBuf),
     /// Huge pages of 2 MiB, reserved by the administrator. All that are needed are taken when the memory is mapped.
     Huge,
@@ -72,7 +73,8 @@ unsafe impl Sync for LentMemory {}
 
 impl LentMemory {
     /// Maps `bytes` bytes of zeros, a multiple of 2 MiB. ENOMEM if there are too few huge pages; EFBIG if a file may
-    /// not be that long (`ulimit -f`), or a device is shorter; ENODEV if a path does not lead to such a device.
+    /// not be that long (`ulimit -f`), or a device is shorter; ENODEV if a path does not lead to such a device;
+    /// EWOULDBLOCK if another donor or tier has the device.
     pub fn new(source: &Source, bytes: usize) -> io::Result<LentMemory> {
         assert!(bytes > 0 && bytes.is_multiple_of(ALIGNMENT), "memory is lent in slabs");
         let memory = match source {
@@ -121,8 +123,10 @@ impl LentMemory {
         Self::map(file, bytes, wipes_by_giving_back)
     }
 
-    /// The first bytes of a memory device. Their old contents are wiped.
-    fn of_device(device: File, bytes: usize) -> io::Result<LentMemory> {
+    /// The first bytes of a memory device that is open and at least that long. Their old contents are wiped. EWOULDBLOCK,
+    /// and nothing is wiped, if another donor or tier has the device.
+    pub fn of_device(device: File, bytes: usize) -> io::Result<LentMemory> {
+        file_lock::lock(&device)?;
         let memory = Self::map(device, bytes, false)?;
         memory.wipe(0, bytes);
         Ok(memory)
@@ -387,6 +391,25 @@ mod tests {
         memory.copy_out(0, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == 0));
         bytes_stay_until_they_are_wiped(&memory, "a device");
+    }
+
+    /// A donor that was started with the device of another one wiped it, with the memory of borrowers on it.
+    #[test]
+    fn a_device_that_another_donor_has_is_refused_and_not_wiped() {
+        let path = Path::new("/dev/shm").join(format!("aquifer-lent-twice-{}", std::process::id()));
+        if let Err(error) = fs::write(&path, vec![0xee; 4 << 20]) {
+            return aquifer_test_support::skip(format!("there is no memory file: {error}"));
+        }
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let (device, again) = (open(), open());
+        fs::remove_file(&path).unwrap();
+        let memory = LentMemory::of_device(device, 4 << 20).unwrap();
+        memory.copy_in(0, &[7; 4096]);
+        let refused = LentMemory::of_device(again, 4 << 20).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+        let mut bytes = [0; 4096];
+        memory.copy_out(0, &mut bytes);
+        assert_eq!(bytes, [7; 4096], "it still has what a borrower has stored");
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod device_memory;
 pub mod direct_io;
 pub mod dispatch;
 pub mod elf;
+pub mod file_lock;
 pub mod frame_buffer;
 pub mod futex;
 pub mod lent_memory;

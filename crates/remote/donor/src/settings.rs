@@ -339,6 +339,12 @@ impl fmt::Display for StartFailure {
                         f,
                         "{path} is not a memory device; name one such as /dev/dax0.0 ('daxctl list' shows them)"
                     ),
+                    Some(libc::EWOULDBLOCK) => {
+                        write!(
+                            f,
+                            "{path} is held by another donor, or by a program as a tier; give each its own device"
+                        )
+                    }
                     _ => write!(
                         f,
                         "{path} cannot be used: {error}; name a device such as /dev/dax0.0 that this user may write to"
@@ -378,3 +384,23 @@ impl fmt::Display for StartFailure {
 }
 
 impl std::error::Error for StartFailure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_lent_has_a_message_of_one_line_with_a_remedy() {
+        for (errno, part) in [
+            (libc::EFBIG, "lend less"),
+            (libc::ENODEV, "daxctl list"),
+            (libc::EWOULDBLOCK, "is held by another donor, or by a program as a tier; give each"),
+            (libc::EACCES, "this user"),
+        ] {
+            let source = Source::Dax("/dev/dax0.0".into());
+            let text = StartFailure::Memory(source, io::Error::from_raw_os_error(errno)).to_string();
+            assert!(text.contains(part) && text.contains("; ") && text.contains("/dev/dax0.0"), "{text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+}

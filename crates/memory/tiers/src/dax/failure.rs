@@ -20,7 +20,7 @@ pub enum DaxFailure {
         /// The device.
         name: String,
     },
-    /// Another instance has locked it.
+    /// Another instance, or a donor, has locked it.
     Held {
         /// Which.
         path: PathBuf,
@@ -84,7 +84,7 @@ impl fmt::Display for DaxFailure {
                 path.display()
             ),
             DaxFailure::Held { path } => {
-                write!(f, "{} is held by another instance; give each its own device", path.display())
+                write!(f, "{} is held by another instance or a donor; give each its own device", path.display())
             }
             DaxFailure::KernelHasIt { path, name, node: Some(node) } => write!(
                 f,

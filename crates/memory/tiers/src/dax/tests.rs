@@ -4,9 +4,11 @@
 //! What is taken for a memory device, and what is refused. A device itself is in the guest of
 //! `crates/lab/e2e/tests/far_nodes.rs`.
 
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use aquifer_nodes::Fixture;
+use aquifer_sys::lent_memory::LentMemory;
 
 use super::*;
 
@@ -83,6 +85,34 @@ fn a_file_that_is_not_mapped_directly_is_left_as_it_is() {
         assert!(std::fs::read(&path).unwrap() == b"something", "{mode:o}: it was changed");
     }
     std::fs::remove_file(&path).unwrap();
+}
+
+/// A donor took no lock, and wiped a device that was a program's tier. A memory file represents the device.
+#[test]
+fn a_device_is_a_tiers_or_a_donors_and_never_both() {
+    const BYTES: usize = 2 << 20;
+    let path = Path::new("/dev/shm").join(format!("aq-{}-tier-or-donor", std::process::id()));
+    let device = || {
+        std::fs::write(&path, vec![7; BYTES]).ok()?;
+        let opened = [(); 2].map(|()| File::options().read(true).write(true).open(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        Some(opened)
+    };
+    let Some([of_tier, of_donor]) = device() else {
+        return aquifer_test_support::skip("there is no memory file");
+    };
+    let third = of_donor.try_clone().unwrap();
+    lock(&of_tier, &path).unwrap();
+    let _tier = Dax::on(of_tier, BYTES as u64, Reach::Any).unwrap();
+    let refused = LentMemory::of_device(of_donor, BYTES).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+    let mut stored = vec![0; BYTES];
+    third.read_exact_at(&mut stored, 0).unwrap();
+    assert!(stored.iter().all(|byte| *byte == 7), "what the tier has stored was wiped");
+    let [of_donor, of_tier] = device().unwrap();
+    let _lent = LentMemory::of_device(of_donor, BYTES).unwrap();
+    let text = lock(&of_tier, &path).unwrap_err().to_string();
+    assert!(text.contains("is held by another instance or a donor; "), "{text}");
 }
 
 #[test]
