@@ -131,7 +131,14 @@ impl PeerAddress {
         match self {
             Self::Mailbox(path) => {
                 let remedy = "name the resource0 of a function of class 0c0bh, as root, without a driver that uses it";
-                let registers = ResourceFile::open(path).map_err(|error| cannot(error, remedy))?;
+                let registers = ResourceFile::open(path).map_err(|error| match error.kind() {
+                    io::ErrorKind::WouldBlock => OpenFailure {
+                        cause: format!("cannot open {self}: another program has it"),
+                        remedy: "one program at a time has a mailbox: end the other one, or ask the switch through it"
+                            .into(),
+                    },
+                    _ => cannot(error, remedy),
+                })?;
                 self.mailbox(Box::new(registers))
             }
             Self::Mctp(endpoint) => {
@@ -240,6 +247,19 @@ mod tests {
             assert!(failure.cause.contains(cause) && failure.remedy.contains(remedy), "{failure}");
             assert!(!failure.cause.contains(';'), "one remedy: {failure}");
         }
+    }
+
+    /// A regular file represents the registers.
+    #[test]
+    fn a_mailbox_of_another_program_is_refused_with_a_remedy() {
+        let path = std::env::temp_dir().join(format!("aq-{}-mailbox-twice", std::process::id()));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let other = ResourceFile::open(&path).unwrap();
+        let failure = PeerAddress::Mailbox(path.clone()).open(Duration::from_secs(5)).err().unwrap();
+        drop(other);
+        std::fs::remove_file(&path).unwrap();
+        assert!(failure.cause.contains("mailbox-twice: another program has it"), "{failure}");
+        assert!(failure.remedy.contains("end the other one") && !failure.cause.contains(';'), "{failure}");
     }
 
     /// A fabric manager that asked a stopped switch again and again filled the queue of its socket, and then waited for

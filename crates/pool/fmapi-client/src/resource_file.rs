@@ -25,7 +25,7 @@ pub struct ResourceFile {
 }
 
 impl ResourceFile {
-    /// Maps the file.
+    /// Maps the file, and locks it. EWOULDBLOCK if another program has it.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { window: DeviceMemory::open(path)? })
     }

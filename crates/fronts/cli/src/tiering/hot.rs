@@ -3,6 +3,7 @@
 
 //! `aquifer tiering hot`: which memory is hot, as DAMON or the hotness monitor of a CXL device counts it.
 
+use std::io;
 use std::process;
 use std::str::FromStr;
 use std::thread;
@@ -137,10 +138,14 @@ fn open<'a>(args: &HotArgs, tree: &'a dyn Tree) -> Result<Box<dyn HotnessSource 
     let mut left = *index;
     for block in blocks {
         let path = format!("{DEVICES}/{device}/resource{}", block.bar);
-        let window = DeviceMemory::open(path.as_ref()).map_err(|error| {
-            let remedy =
-                "run it as root, without kernel lockdown, and without a driver that keeps the window to itself";
-            failure(format!("{path} cannot be mapped: {error}"), remedy)
+        let window = DeviceMemory::open(path.as_ref()).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                failure(format!("another program has the monitors of {device}"), "end it, or wait until it has ended")
+            }
+            _ => failure(
+                format!("{path} cannot be mapped: {error}"),
+                "run it as root, without kernel lockdown, and without a driver that keeps the window to itself",
+            ),
         })?;
         let offset = usize::try_from(block.offset).unwrap_or(usize::MAX / 2);
         match Monitor::open(format!("chmu:{device},{index}"), window, offset, left, settings) {
