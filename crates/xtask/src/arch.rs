@@ -50,7 +50,7 @@ const RINGS: &[Ring] = &[
             // The edge to cxl-switch is for its tests only: they need a peer.
             ("fmapi-client", &["cxl-switch", "fmapi", "sys", "test-support"]),
             ("hotness", &["nodes", "sys"]),
-            ("nodes", &["test-support"]),
+            ("nodes", &["sys", "test-support"]),
             ("state-store", &["test-support"]),
             ("stats", &["sys"]),
             ("sys", &["test-support"]),

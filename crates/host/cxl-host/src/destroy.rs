@@ -3,18 +3,19 @@
 
 //! Takes a region back: its memory offline, its devices disabled, its decoders free, the region gone.
 //!
-//! The memory goes first, because it alone can be in use. Once it is offline, no later step can fail for a reason that
-//! an operator could remove.
+//! The memory goes first, because it alone can be in use: by programs that have memory of its node, or that have the
+//! memory device open. Once it is offline, no later step can fail for a reason that an operator could remove.
 
 use aquifer_nodes::dax::{Mode, set_mode};
 use aquifer_nodes::{Tree, Write, write_all};
 
 use crate::failure::CxlFailure;
 use crate::listing::{DEVICES, Listing, Region};
-use crate::memory::{Progress, offline};
+use crate::memory::{Progress, claim, offline};
 
 /// Takes a region back. With `migrate`, memory in use is moved to other nodes; otherwise its holders are named and
-/// nothing is changed.
+/// nothing is changed. The memory of a device that a program has open or mapped cannot be moved: then nothing is changed
+/// in either case.
 pub fn destroy(
     tree: &dyn Tree,
     name: &str,
@@ -26,13 +27,20 @@ pub fn destroy(
         let found = listing.regions.iter().map(|region| region.name.clone()).collect();
         return Err(CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found });
     };
+    // All of them, before anything is changed, and until all are disabled.
+    let claimed = region.devices.iter().map(|device| claim(tree, device)).collect::<Result<Vec<_>, _>>()?;
     for device in &region.devices {
-        if device.mode == Mode::SystemRam {
-            offline(tree, device, migrate, progress)?;
+        if device.mode != Mode::SystemRam {
+            set_mode(tree, device, Mode::Disabled).map_err(CxlFailure::write)?;
+            continue;
         }
-        let device = aquifer_nodes::dax::device(tree, &device.name).unwrap_or_else(|| device.clone());
-        set_mode(tree, &device, Mode::Disabled).map_err(CxlFailure::write)?;
+        offline(tree, device, migrate, progress)?;
+        let now = aquifer_nodes::dax::device(tree, &device.name).unwrap_or_else(|| device.clone());
+        // A program may have opened it just now.
+        let _claimed = claim(tree, &now)?;
+        set_mode(tree, &now, Mode::Disabled).map_err(CxlFailure::write)?;
     }
+    drop(claimed);
     let targets: Vec<&str> = region.targets.iter().map(String::as_str).collect();
     let window = region.window.as_deref().unwrap_or("decoder0.0");
     let left = || CxlFailure::NoSuch { kind: "region", name: name.to_owned(), found: Vec::new() };

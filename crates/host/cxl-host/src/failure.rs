@@ -123,6 +123,13 @@ pub enum CxlFailure {
         /// The size that was bound.
         bound: u64,
     },
+    /// Programs have the memory device open, or mapped. Such memory cannot be moved.
+    Opened {
+        /// The memory device.
+        device: String,
+        /// The programs; none where one has locked the device that cannot be seen from here.
+        holders: Vec<Holder>,
+    },
     /// The path from the device to the host's addresses is inconsistent.
     Unfit {
         /// The cause, and the remedy.
@@ -176,6 +183,11 @@ impl fmt::Display for CxlFailure {
             CxlFailure::Held { device, node, holders } => write!(
                 f,
                 "the memory of {device} (node {node}) is in use{}; end them, or add --migrate to move their memory",
+                named(holders)
+            ),
+            CxlFailure::Opened { device, holders } => write!(
+                f,
+                "/dev/{device} is in use{}; end the programs that have it, because its memory cannot be moved",
                 named(holders)
             ),
             CxlFailure::Absent { serial } => {
@@ -291,6 +303,8 @@ mod tests {
             },
             CxlFailure::Capacity { memdev: text("mem0"), wanted: 2 << 30, free: 1 << 30 },
             CxlFailure::Held { device: text("dax0.0"), node: 1, holders: holders() },
+            CxlFailure::Opened { device: text("dax0.0"), holders: holders() },
+            CxlFailure::Opened { device: text("dax0.0"), holders: vec![] },
             CxlFailure::Absent { serial: 0x1000 },
             CxlFailure::Alike { serial: 0x1000, count: 2 },
             CxlFailure::Interleaved { region: text("region0"), memdev: text("mem0") },
@@ -314,5 +328,6 @@ mod tests {
         }
         assert_eq!(named(&holders()[..1]), " by redis (1, 5 MiB)");
         assert!(named(&holders()).ends_with(" and 2 others"));
+        assert_eq!(named(&[Holder { pid: 1, name: "redis".into(), bytes: 0 }]), " by redis (1)");
     }
 }

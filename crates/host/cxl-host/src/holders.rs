@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which processes have memory of a node: what keeps its memory from going offline.
+//! Which processes have memory of a node, or a memory device: what keeps memory from going.
 //!
-//! See numa(7) on `/proc/PID/numa_maps`, which other users' processes show to root only. The kernel's own memory has no
-//! process.
+//! A memory device counts as mapped where a shared mapping is of a file in /dev with its number, because a container may
+//! have the device under another name. Where the number is not shown, the name decides. A descriptor without a mapping
+//! counts, too; the files of other users' processes are shown only to who may read every directory (CAP_DAC_READ_SEARCH),
+//! which the packaged agent may not.
+//!
+//! See numa(7) on `/proc/PID/numa_maps`, and proc_pid_maps(5), which other users' processes show to root only. The
+//! kernel's own memory has no process.
 
 use std::fmt;
 use std::io;
@@ -15,37 +20,140 @@ use serde::Serialize;
 use crate::failure::CxlFailure;
 use crate::listing::is_not_there;
 
-/// A process with memory of a node.
+/// How much of a process's mappings is read. The 65,530 of them that a process may have by default take about 7 MiB.
+const MAPS_BYTES_MAX: usize = 64 << 20;
+
+/// A process with memory of a node, or with a memory device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// Its number.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// How much it has there; shared memory counts for each process.
+    /// How much it has there; shared memory counts for each process. 0 for a memory device that it has not mapped.
     pub bytes: u64,
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}, {} MiB)", self.name.escape_debug(), self.pid, self.bytes.div_ceil(1 << 20))
+        match self.bytes.div_ceil(1 << 20) {
+            0 => write!(f, "{} ({})", self.name.escape_debug(), self.pid),
+            mib => write!(f, "{} ({}, {mib} MiB)", self.name.escape_debug(), self.pid),
+        }
     }
 }
 
 /// The processes with memory of `node`, those with the most first. Fails if it cannot be found out what one has.
 pub fn holders(tree: &dyn Tree, node: u32) -> Result<Vec<Holder>, CxlFailure> {
+    holders_by(tree, |pid| {
+        let path = format!("/proc/{pid}/numa_maps");
+        let maps = unless_gone(&path, tree.text(&path))?;
+        Ok(maps.map(|maps| bytes_on(&maps, node)).filter(|bytes| *bytes > 0))
+    })
+}
+
+/// The processes that have the memory device `name` open or mapped, those that have mapped the most first. Fails if it
+/// cannot be found out what one has.
+pub fn users(tree: &dyn Tree, name: &str) -> Result<Vec<Holder>, CxlFailure> {
+    let path = format!("/sys/bus/dax/devices/{name}/dev");
+    let text = unless_gone(&path, tree.text(&path))?;
+    let number = text.as_deref().and_then(|text| text.split_once(':'));
+    let number = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let wanted = Wanted { tree, name, number };
+    holders_by(tree, |pid| match wanted.mapped_bytes(pid)? {
+        0 => Ok(wanted.is_open(pid)?.then_some(0)),
+        bytes => Ok(Some(bytes)),
+    })
+}
+
+/// The processes of which `bytes` says that they hold something, and how much.
+fn holders_by(
+    tree: &dyn Tree,
+    bytes: impl Fn(u32) -> Result<Option<u64>, CxlFailure>,
+) -> Result<Vec<Holder>, CxlFailure> {
     let names = unless_gone("/proc", tree.names("/proc"))?.unwrap_or_default();
     let mut holders = Vec::new();
     for pid in names.iter().filter_map(|name| name.parse::<u32>().ok()) {
-        let path = format!("/proc/{pid}/numa_maps");
-        let bytes = unless_gone(&path, tree.text(&path))?.map_or(0, |maps| bytes_on(&maps, node));
-        if bytes > 0 {
+        if let Some(bytes) = bytes(pid)? {
             let name = tree.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
             holders.push(Holder { pid, name, bytes });
         }
     }
     holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.pid.cmp(&other.pid)));
     Ok(holders)
+}
+
+/// A memory device that is looked for.
+struct Wanted<'a> {
+    tree: &'a dyn Tree,
+    name: &'a str,
+    /// Its major and minor number, if the kernel shows it.
+    number: Option<(u32, u32)>,
+}
+
+impl Wanted<'_> {
+    /// How much of it a process has mapped.
+    fn mapped_bytes(&self, pid: u32) -> Result<u64, CxlFailure> {
+        let path = format!("/proc/{pid}/maps");
+        // The names of mapped files need not be UTF-8.
+        let maps = unless_gone(&path, self.tree.bytes(&path, MAPS_BYTES_MAX))?.unwrap_or_default();
+        let mut bytes = 0u64;
+        for mapping in String::from_utf8_lossy(&maps).lines().filter_map(Mapping::of) {
+            let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
+            if self.is_at(&link)?.unwrap_or(mapping.file == self.name) {
+                bytes = bytes.saturating_add(mapping.end.saturating_sub(mapping.start));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether a process has it open.
+    fn is_open(&self, pid: u32) -> Result<bool, CxlFailure> {
+        let directory = format!("/proc/{pid}/fd");
+        for descriptor in unless_gone(&directory, self.tree.names(&directory))?.unwrap_or_default() {
+            let link = format!("{directory}/{descriptor}");
+            // The name first: a question to a file of a network that is down would wait for the network.
+            let name = match self.tree.link(&link) {
+                Err(error) if error.raw_os_error().is_none() => None,
+                read => unless_gone(&link, read)?,
+            };
+            if name.is_some_and(|name| name == self.name) && self.is_at(&link)?.unwrap_or(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a link leads to it. `None` if that is not shown.
+    fn is_at(&self, link: &str) -> Result<Option<bool>, CxlFailure> {
+        let Some(number) = self.number else { return Ok(None) };
+        match self.tree.device_number(link) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(Some(false)),
+            read => Ok(unless_gone(link, read)?.map(|found| found == number)),
+        }
+    }
+}
+
+/// A shared mapping of a file in /dev. A memory device has no other mappings.
+struct Mapping<'a> {
+    start: u64,
+    end: u64,
+    /// The file's name below /dev.
+    file: &'a str,
+}
+
+impl Mapping<'_> {
+    /// The mapping of a line such as `7f0000000000-7f0020000000 rw-s 00000000 00:06 470   /dev/dax0.0`.
+    fn of(line: &str) -> Option<Mapping<'_>> {
+        // Nothing before the file's path has a slash.
+        let file = line.get(line.find('/')?..)?.strip_prefix("/dev/")?;
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let is_shared = words.next()?.ends_with('s');
+        let number = |digits| u64::from_str_radix(digits, 16).ok();
+        let file = file.strip_suffix(" (deleted)").unwrap_or(file);
+        is_shared.then_some(Mapping { start: number(start)?, end: number(end)?, file })
+    }
 }
 
 /// What was read. `None` where the process has ended meanwhile, or is not this user's: it holds nothing.

@@ -10,14 +10,20 @@
 //! | before      | [`online`]                                    | [`offline`]                                        |
 //! |-------------|-----------------------------------------------|----------------------------------------------------|
 //! | disabled    | the driver `kmem` takes it, blocks go online  | the driver `device_dax` takes it                   |
-//! | devdax      | the same                                      | nothing                                            |
+//! | devdax      | the same, if no program has it                | nothing                                            |
 //! | system-ram  | blocks go online                              | blocks go offline, then `device_dax` takes it      |
+//!
+//! The kernel takes a device from `device_dax` whoever has it mapped: the next access of such a program is SIGBUS. So
+//! its users are looked for first.
+
+use std::fs::File;
+use std::io;
 
 use aquifer_nodes::dax::{self, Device, Mode, set_mode};
 use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
 
 use crate::failure::CxlFailure;
-use crate::holders::holders;
+use crate::holders::{holders, users};
 use crate::listing::is_not_there;
 
 const BLOCKS: &str = "/sys/devices/system/memory";
@@ -93,14 +99,38 @@ pub fn blocks(tree: &dyn Tree, device: &Device) -> Result<Blocks, CxlFailure> {
     Ok(blocks)
 }
 
-/// Gives a device's memory to the kernel. Blocks that are online already stay as they are.
+/// Checks that no program has a device that is for programs, and keeps those of Aquifer out of it as long as the result
+/// exists.
+pub(crate) fn claim(tree: &dyn Tree, device: &Device) -> Result<Option<File>, CxlFailure> {
+    if device.mode != Mode::Devdax {
+        return Ok(None);
+    }
+    let opened = |holders| CxlFailure::Opened { device: device.name.clone(), holders };
+    let holders = users(tree, &device.name)?;
+    if !holders.is_empty() {
+        return Err(opened(holders));
+    }
+    let path = format!("/dev/{}", device.name);
+    match tree.lock(&path) {
+        Ok(lock) => Ok(lock),
+        // By a program that has just started, or whose descriptors are not shown.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(opened(users(tree, &device.name)?)),
+        // The packaged agent has a /dev without devices.
+        Err(error) if is_not_there(&error) => Ok(None),
+        Err(source) => Err(CxlFailure::Unreadable { path, source }),
+    }
+}
+
+/// Gives a device's memory to the kernel, unless a program has the device. Blocks that are online already stay as they are.
 pub fn online(
     tree: &dyn Tree,
     device: &Device,
     zone: Zone,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Blocks, CxlFailure> {
+    let claimed = claim(tree, device)?;
     set_mode(tree, device, Mode::SystemRam).map_err(CxlFailure::write)?;
+    drop(claimed);
     let found = blocks(tree, device)?;
     if found.online.is_empty() && found.offline.is_empty() {
         let what = "the kernel has made none; the device may be smaller than one block";

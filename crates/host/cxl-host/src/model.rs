@@ -5,12 +5,14 @@
 //!
 //! It has one or more windows, each with a node, and memdevs with two decoders each, which can be pulled out. It
 //! refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with pages that cannot
-//! move. A test can make any single write fail, or that write and all later ones. Public for the tests of other crates.
+//! move. It does not refuse to take a memory device from the programs that have it open. A test can make any single write
+//! fail, or that write and all later ones. Public for the tests of other crates.
 
 mod commands;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 
 use aquifer_nodes::Tree;
@@ -48,6 +50,8 @@ pub struct KernelModel {
     writes: Cell<usize>,
     /// Blocks that cannot be emptied.
     held: RefCell<Vec<u64>>,
+    /// Files that a program has locked.
+    locked: RefCell<BTreeSet<String>>,
 }
 
 fn errno(number: i32) -> io::Error {
@@ -109,6 +113,7 @@ impl KernelModel {
             failing: Cell::new(Failing::None),
             writes: Cell::new(0),
             held: RefCell::default(),
+            locked: RefCell::default(),
         };
         // The kernel finds them in any order: names and serial numbers differ.
         (0..memdevs).for_each(|number| model.plug(number, 0x1000 + (number ^ 1), CAPACITY_BYTES));
@@ -180,14 +185,43 @@ impl KernelModel {
         *self.held.borrow_mut() = blocks.to_vec();
     }
 
+    /// A process opens a file, and maps this much of it.
+    pub fn open(&self, pid: u32, path: &str, mapped_bytes: u64) {
+        let (process, start) = (format!("/proc/{pid}"), 0x7f00_0000_0000u64);
+        self.set(&format!("{process}/comm"), "redis-server");
+        self.links.borrow_mut().insert(format!("{process}/fd/3"), path.to_owned());
+        self.set(
+            &format!("{process}/maps"),
+            "5581c7600000-5581c7641000 r-xp 00000000 08:01 42    /usr/bin/redis-server",
+        );
+        if mapped_bytes > 0 {
+            let end = start + mapped_bytes;
+            self.set(&format!("{process}/maps"), &format!("{start:x}-{end:x} rw-s 00000000 00:06 470    {path}"));
+            self.links.borrow_mut().insert(format!("{process}/map_files/{start:x}-{end:x}"), path.to_owned());
+        }
+    }
+
+    /// A process ends.
+    pub fn end(&self, pid: u32) {
+        self.remove_below(&format!("/proc/{pid}"));
+    }
+
+    /// Sets whether a program has locked a file.
+    pub fn set_locked(&self, path: &str, is_locked: bool) {
+        let mut locked = self.locked.borrow_mut();
+        _ = if is_locked { locked.insert(path.to_owned()) } else { locked.remove(path) };
+    }
+
     /// Sets the text of a file.
     pub fn set(&self, path: &str, text: &str) {
         self.files.borrow_mut().insert(path.to_owned(), text.to_owned());
     }
 
-    /// All files and links, to compare states, without the files that only take commands.
+    /// All files and links, to compare states, without the files that only take commands, and without the numbers of
+    /// devices, which are other ones each time.
     pub fn state(&self) -> BTreeMap<String, String> {
-        let is_state = |path: &String| !path.contains("/drivers/") && !path.ends_with("create_ram_region");
+        let is_left_out = |path: &String| path.ends_with("create_ram_region") || path.ends_with("/dev");
+        let is_state = |path: &String| !path.contains("/drivers/") && !is_left_out(path);
         // The mode of a decoder without memory has no meaning and cannot be reset.
         let is_free = |path: &String| path.ends_with("/mode") && path.contains("/decoder");
         let files = self.files.borrow();
@@ -216,9 +250,10 @@ impl KernelModel {
 
 impl Tree for KernelModel {
     fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {
-        let configs = self.configs.borrow();
-        let config = configs.get(path).ok_or_else(|| errno(libc::ENOENT))?;
-        Ok(config[..config.len().min(max)].to_vec())
+        let config = self.configs.borrow().get(path).cloned();
+        let mut bytes = config.map_or_else(|| self.get(path).map(String::into_bytes), Ok)?;
+        bytes.truncate(max);
+        Ok(bytes)
     }
 
     fn text(&self, path: &str) -> io::Result<String> {
@@ -235,7 +270,23 @@ impl Tree for KernelModel {
     }
 
     fn link(&self, path: &str) -> io::Result<String> {
-        self.links.borrow().get(path).cloned().ok_or_else(|| errno(libc::ENOENT))
+        let links = self.links.borrow();
+        let target = links.get(path).ok_or_else(|| errno(libc::ENOENT))?;
+        Ok(target.rsplit('/').next().unwrap_or(target).to_owned())
+    }
+
+    /// A file of /dev without a memory device is another device.
+    fn device_number(&self, path: &str) -> io::Result<(u32, u32)> {
+        let links = self.links.borrow();
+        let target = links.get(path).ok_or_else(|| errno(libc::ENOENT))?;
+        let name = target.strip_prefix("/dev/").ok_or_else(|| errno(libc::ENOTTY))?;
+        let number = self.get(&format!("{DAX}/devices/{name}/dev")).unwrap_or_else(|_| "1:3".into());
+        let (major, minor) = number.split_once(':').ok_or_else(|| errno(libc::EIO))?;
+        Ok((major.parse().map_err(|_| errno(libc::EIO))?, minor.parse().map_err(|_| errno(libc::EIO))?))
+    }
+
+    fn lock(&self, path: &str) -> io::Result<Option<File>> {
+        if self.locked.borrow().contains(path) { Err(errno(libc::EWOULDBLOCK)) } else { Ok(None) }
     }
 
     fn write(&self, path: &str, value: &str) -> io::Result<()> {

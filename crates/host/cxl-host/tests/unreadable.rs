@@ -9,6 +9,7 @@
 //! the list of a region's memory devices, or the state of one memory block, could not be read.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::io;
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, KernelModel as Model};
@@ -59,14 +60,26 @@ impl Tree for Unreadable<'_> {
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         self.model.write(path, value)
     }
+
+    fn device_number(&self, path: &str) -> io::Result<(u32, u32)> {
+        self.read(path, || self.model.device_number(path))
+    }
+
+    fn lock(&self, path: &str) -> io::Result<Option<File>> {
+        self.read(path, || self.model.lock(path))
+    }
 }
 
 const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
 
+/// A host with two devices, and one of them, which is bound.
+fn bound() -> (Model, Bound) {
+    (Model::new(2), Bound { serial: 0x1000, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() })
+}
+
 /// A host with two devices, one of which is online as memory.
 fn online() -> (Model, Bound) {
-    let model = Model::new(2);
-    let mut it = Bound { serial: 0x1000, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() };
+    let (model, mut it) = bound();
     let attached = attach(&model, &it, NODE, &mut |_| Ok(()), &mut |_| ()).unwrap();
     it.region = Some(attached.region);
     (model, it)
@@ -111,6 +124,28 @@ fn memory_in_use_is_not_moved_because_its_holder_could_not_be_read() {
         let tree = Unreadable::new(&model, failing);
         detach(&tree, &it, false, &mut |_| ()).unwrap_err();
         assert_eq!(model.state(), before, "read {failing}, of {}", tree.path.take());
+    }
+}
+
+/// For every read, where a program has the device file: nothing is changed.
+#[test]
+fn a_device_file_in_use_is_not_taken_because_its_user_could_not_be_read() {
+    for mapped_bytes in [0, CAPACITY_BYTES] {
+        let in_use = || {
+            let (model, it) = bound();
+            attach(&model, &it, (Purpose::Device, Nodes::One), &mut |_| Ok(()), &mut |_| ()).unwrap();
+            model.open(4711, "/dev/dax0.0", mapped_bytes);
+            (model, it)
+        };
+        let (model, it) = in_use();
+        let (before, counted) = (model.state(), Unreadable::new(&model, usize::MAX));
+        detach(&counted, &it, true, &mut |_| ()).unwrap_err();
+        for failing in 0..counted.reads.get() {
+            let (model, it) = in_use();
+            let tree = Unreadable::new(&model, failing);
+            detach(&tree, &it, true, &mut |_| ()).unwrap_err();
+            assert_eq!(model.state(), before, "read {failing}, of {}", tree.path.take());
+        }
     }
 }
 

@@ -7,7 +7,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
+
+use aquifer_sys::file_lock;
 
 use crate::tree::Tree;
 
@@ -72,6 +75,20 @@ impl Tree for Machine {
         let written = file.write(value.as_bytes())?;
         if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
+
+    fn device_number(&self, path: &str) -> io::Result<(u32, u32)> {
+        let found = fs::metadata(self.place(path))?;
+        if !found.file_type().is_char_device() {
+            return Err(io::Error::from_raw_os_error(libc::ENOTTY));
+        }
+        Ok((libc::major(found.rdev()), libc::minor(found.rdev())))
+    }
+
+    fn lock(&self, path: &str) -> io::Result<Option<File>> {
+        let file = File::open(self.place(path))?;
+        file_lock::lock(&file)?;
+        Ok(Some(file))
+    }
 }
 
 #[cfg(test)]
@@ -88,6 +105,23 @@ mod tests {
         let elsewhere = Machine::below("/proc/self");
         assert!(elsewhere.text("/status").unwrap().contains("Name:"));
         assert!(elsewhere.link("/exe").is_ok());
+    }
+
+    #[test]
+    fn devices_are_known_by_their_numbers_and_locked_by_one_program_at_a_time() {
+        let machine = Machine::running();
+        let opened = File::open("/dev/null").unwrap();
+        let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&opened));
+        for path in ["/dev/null", &descriptor] {
+            assert_eq!(machine.device_number(path).unwrap(), (1, 3), "{path}");
+        }
+        assert_eq!(machine.device_number("/proc/self/status").unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        let path = std::env::temp_dir().join(format!("aq-{}-machine-lock", std::process::id()));
+        fs::write(&path, []).unwrap();
+        let text = path.to_str().unwrap();
+        let first = machine.lock(text).unwrap();
+        assert!(first.is_some() && machine.lock(text).unwrap_err().kind() == io::ErrorKind::WouldBlock);
+        fs::remove_file(&path).unwrap();
     }
 
     /// A program with a mapping of such a file counted as one without memory, so its memory was moved without asking.

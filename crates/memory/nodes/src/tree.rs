@@ -6,6 +6,7 @@
 //! Paths are absolute, as on the machine (`/sys/devices/system/node/online`).
 
 use std::error::Error;
+use std::fs::File;
 use std::{fmt, io};
 
 /// Files that the kernel makes, or their substitute.
@@ -27,6 +28,18 @@ pub trait Tree {
         let mut bytes = self.text(path)?.into_bytes();
         bytes.truncate(max);
         Ok(bytes)
+    }
+
+    /// The major and the minor number of the character device that a path leads to. ENOTTY if it leads to something
+    /// else. A tree in memory has no devices.
+    fn device_number(&self, _path: &str) -> io::Result<(u32, u32)> {
+        Err(io::Error::from_raw_os_error(libc::ENOENT))
+    }
+
+    /// Locks a device's file as the programs of Aquifer do that use the device (flock(2)), until the result is dropped.
+    /// EWOULDBLOCK if one of them has it. A tree in memory has nothing to hold.
+    fn lock(&self, _path: &str) -> io::Result<Option<File>> {
+        Ok(None)
     }
 
     /// The number in a file: decimal, or hexadecimal after `0x`.

@@ -91,6 +91,7 @@ impl KernelModel {
         for (file, text) in [
             ("size", size.to_string()),
             ("align", (2 << 20).to_string()),
+            ("dev", format!("250:{number}")),
             ("target_node", node.to_string()),
             ("resource", format!("{start:#x}")),
         ] {
