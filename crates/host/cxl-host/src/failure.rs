@@ -10,6 +10,7 @@ use aquifer_nodes::WriteFailure;
 
 use crate::check::Finding;
 use crate::holders::Holder;
+use crate::memory::BLOCK_TIME_MAX;
 
 /// The holders that a message names; the rest is counted.
 const NAMED_MAX: usize = 3;
@@ -168,7 +169,14 @@ impl fmt::Display for CxlFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CxlFailure::BlockHeld { device, block, write, holders, left_offline } => {
-                write!(f, "memory block {block} of {device} cannot be emptied: {}{}", write.source, named(holders))?;
+                let why = match write.source.raw_os_error() {
+                    Some(libc::EINTR | libc::ETIMEDOUT) => {
+                        format!("its pages did not move within {} s", BLOCK_TIME_MAX.as_secs())
+                    }
+                    _ => write.source.to_string(),
+                };
+                let used = if holders.is_empty() { "" } else { ", used" };
+                write!(f, "memory block {block} of {device} cannot be emptied: {why}{used}{}", named(holders))?;
                 match left_offline {
                     0 => f.write_str("; all of it is online as before: end its users, or bring it online as movable"),
                     count => write!(f, "; {count} blocks are still offline: run 'aquifer cxl online {device}'"),

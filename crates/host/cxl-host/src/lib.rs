@@ -37,4 +37,4 @@ pub use destroy::destroy;
 pub use failure::CxlFailure;
 pub use holders::{Holder, holders, users};
 pub use listing::{Decoder, Listing, Memdev, Region, Window};
-pub use memory::{Blocks, Progress, Zone, blocks, offline, online};
+pub use memory::{BLOCK_TIME_MAX, Blocks, Progress, Zone, blocks, offline, online};

@@ -4,7 +4,8 @@
 //! Brings a memory device's memory online as a NUMA node, and takes it offline.
 //!
 //! The kernel adds and removes memory in blocks (128 MiB, or 2 GiB on large machines). A block goes offline when all of
-//! its pages have moved elsewhere: the kernel moves them, if it may and there is room. See the kernel's
+//! its pages have moved elsewhere: the kernel moves them, if it may and there is room. It tries again without an end
+//! where pages do not move, so each block has a limit ([`BLOCK_TIME_MAX`]). See the kernel's
 //! `Documentation/admin-guide/mm/memory-hotplug.rst`.
 //!
 //! | before      | [`online`]                                    | [`offline`]                                        |
@@ -18,9 +19,10 @@
 
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use aquifer_nodes::dax::{self, Device, Mode, set_mode};
-use aquifer_nodes::{Tree, Write, WriteFailure, write_all};
+use aquifer_nodes::{Tree, Write, WriteFailure};
 
 use crate::failure::CxlFailure;
 use crate::holders::{holders, users};
@@ -29,6 +31,10 @@ use crate::listing::is_not_there;
 const BLOCKS: &str = "/sys/devices/system/memory";
 /// More blocks than a device has: 128 TiB of the smallest ones.
 const BLOCKS_MAX: u64 = 1 << 20;
+
+/// How long the kernel may take to bring a block online or offline. To move 2 GiB, the largest block, takes a second
+/// within DRAM and some ten seconds to a disk (swap); an agent serves its other devices only afterwards.
+pub const BLOCK_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Which memory may come from a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +151,8 @@ pub fn online(
 }
 
 /// Takes a device's memory from the kernel, for programs that open the device. If it is in use, it is moved to other
-/// nodes with `migrate`, and otherwise nothing is changed. When a block cannot be emptied, the others come back.
+/// nodes with `migrate`, and otherwise nothing is changed. When a block cannot be emptied, or not within
+/// [`BLOCK_TIME_MAX`], the others come back.
 pub fn offline(
     tree: &dyn Tree,
     device: &Device,
@@ -194,6 +201,9 @@ fn zone_of(tree: &dyn Tree, block: u64) -> &'static str {
     if zones.is_ok_and(|zones| zones != "Movable") { Zone::Normal.word() } else { Zone::Movable.word() }
 }
 
+/// Both ways have the limit: a block comes online only when the kernel has ended with the others.
 fn set_state(tree: &dyn Tree, block: u64, state: &str) -> Result<(), WriteFailure> {
-    write_all(tree, &[Write::new(format!("{BLOCKS}/memory{block}/state"), state)])
+    let write = Write::new(format!("{BLOCKS}/memory{block}/state"), state);
+    let written = tree.write_within(&write.path, &write.value, BLOCK_TIME_MAX);
+    written.map_err(|source| WriteFailure { write, done: 0, source })
 }

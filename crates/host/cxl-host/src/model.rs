@@ -14,6 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use aquifer_nodes::Tree;
 
@@ -50,6 +51,8 @@ pub struct KernelModel {
     writes: Cell<usize>,
     /// Blocks that cannot be emptied.
     held: RefCell<Vec<u64>>,
+    /// Blocks that the kernel tries to empty without an end.
+    endless: RefCell<Vec<u64>>,
     /// Files that a program has locked.
     locked: RefCell<BTreeSet<String>>,
 }
@@ -113,6 +116,7 @@ impl KernelModel {
             failing: Cell::new(Failing::None),
             writes: Cell::new(0),
             held: RefCell::default(),
+            endless: RefCell::default(),
             locked: RefCell::default(),
         };
         // The kernel finds them in any order: names and serial numbers differ.
@@ -185,6 +189,12 @@ impl KernelModel {
         *self.held.borrow_mut() = blocks.to_vec();
     }
 
+    /// Sets the memory blocks that the kernel tries to empty until a signal arrives. A write without a limit would never
+    /// return: it panics.
+    pub fn never_empty(&self, blocks: &[u64]) {
+        *self.endless.borrow_mut() = blocks.to_vec();
+    }
+
     /// A process opens a file, and maps this much of it.
     pub fn open(&self, pid: u32, path: &str, mapped_bytes: u64) {
         let (process, start) = (format!("/proc/{pid}"), 0x7f00_0000_0000u64);
@@ -241,6 +251,11 @@ impl KernelModel {
         self.number(path).unwrap_or(0)
     }
 
+    /// Whether a write of `offline` to this file never ends.
+    fn is_endless(&self, path: &str) -> bool {
+        self.endless.borrow().iter().any(|block| path == format!("{BLOCKS}/memory{block}/state"))
+    }
+
     pub(super) fn remove_below(&self, prefix: &str) {
         let prefix = format!("{prefix}/");
         self.files.borrow_mut().retain(|path, _| !path.starts_with(&prefix));
@@ -289,7 +304,16 @@ impl Tree for KernelModel {
         if self.locked.borrow().contains(path) { Err(errno(libc::EWOULDBLOCK)) } else { Ok(None) }
     }
 
+    fn write_within(&self, path: &str, value: &str, _limit: Duration) -> io::Result<()> {
+        if value == "offline" && self.is_endless(path) {
+            self.writes.set(self.writes.get() + 1);
+            return Err(errno(libc::EINTR));
+        }
+        self.write(path, value)
+    }
+
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        assert!(value != "offline" || !self.is_endless(path), "a write to {path} that never returns");
         let number = self.writes.replace(self.writes.get() + 1);
         match self.failing.get() {
             Failing::One(failing) if number == failing => Err(errno(libc::EIO)),

@@ -175,6 +175,29 @@ fn a_block_that_cannot_be_emptied_brings_the_others_back() {
     assert!(Listing::read(&model).unwrap().regions.is_empty());
 }
 
+/// The kernel tries to move the pages of such a block until a signal arrives: an agent waited for ever, and served no
+/// other device. For every block in turn: all are online as before, in the same zone.
+#[test]
+fn a_block_that_the_kernel_never_empties_is_given_up_and_brings_the_others_back() {
+    let model = Model::new(2);
+    let region = with_memory(&model);
+    let (before, device) = (model.state(), &region.devices[0]);
+    for endless in blocks(&model, device).unwrap().online {
+        model.never_empty(&[endless]);
+        let failure = destroy(&model, "region0", true, &mut |_| ()).unwrap_err();
+        let text = failure.to_string();
+        assert!(text.contains("cannot be emptied: its pages did not move within 30 s; "), "{text}");
+        match failure {
+            CxlFailure::BlockHeld { block, left_offline: 0, .. } => assert_eq!(block, endless),
+            other => panic!("{endless}: {other}"),
+        }
+        assert_eq!(model.state(), before, "block {endless}");
+    }
+    model.never_empty(&[]);
+    destroy(&model, "region0", true, &mut |_| ()).unwrap();
+    assert!(Listing::read(&model).unwrap().regions.is_empty());
+}
+
 /// For every write in turn: a destruction that fails can be repeated, and then succeeds.
 #[test]
 fn a_destruction_that_fails_at_any_write_can_be_repeated() {

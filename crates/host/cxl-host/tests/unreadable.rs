@@ -11,6 +11,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, KernelModel as Model};
 use aquifer_cxl_host::{Bound, CxlFailure, Listing, Nodes, Purpose, attach, detach};
@@ -59,6 +60,10 @@ impl Tree for Unreadable<'_> {
 
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         self.model.write(path, value)
+    }
+
+    fn write_within(&self, path: &str, value: &str, limit: Duration) -> io::Result<()> {
+        self.model.write_within(path, value, limit)
     }
 
     fn device_number(&self, path: &str) -> io::Result<(u32, u32)> {

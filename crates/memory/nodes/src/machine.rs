@@ -9,8 +9,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use aquifer_sys::file_lock;
+use aquifer_sys::{bounded_write, file_lock};
 
 use crate::tree::Tree;
 
@@ -38,6 +39,15 @@ impl Machine {
     fn place(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
+
+    /// Opens a file to write it. Without O_CREAT: a setting that does not exist is not made, not even below a copy.
+    fn setting(&self, path: &str) -> io::Result<File> {
+        OpenOptions::new().write(true).open(self.place(path))
+    }
+}
+
+fn whole(written: usize, value: &str) -> io::Result<()> {
+    if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 impl Tree for Machine {
@@ -69,11 +79,14 @@ impl Tree for Machine {
     }
 
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
-        // Without O_CREAT: a setting that does not exist is not made, not even below a copy.
-        let mut file = OpenOptions::new().write(true).open(self.place(path))?;
         // One call, because each write(2) to such a file is a command.
-        let written = file.write(value.as_bytes())?;
-        if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        let written = self.setting(path)?.write(value.as_bytes())?;
+        whole(written, value)
+    }
+
+    fn write_within(&self, path: &str, value: &str, limit: Duration) -> io::Result<()> {
+        let written = bounded_write::write_within(self.setting(path)?, value.as_bytes(), limit)?;
+        whole(written, value)
     }
 
     fn device_number(&self, path: &str) -> io::Result<(u32, u32)> {
@@ -105,6 +118,17 @@ mod tests {
         let elsewhere = Machine::below("/proc/self");
         assert!(elsewhere.text("/status").unwrap().contains("Name:"));
         assert!(elsewhere.link("/exe").is_ok());
+    }
+
+    #[test]
+    fn a_write_with_a_limit_is_one_and_creates_nothing() {
+        let path = std::env::temp_dir().join(format!("aq-{}-write-within", std::process::id()));
+        let (machine, text, limit) = (Machine::running(), path.to_str().unwrap(), Duration::from_secs(60));
+        assert_eq!(machine.write_within(text, "offline", limit).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::write(&path, []).unwrap();
+        machine.write_within(text, "offline", limit).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"offline");
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::fs::File;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// Files that the kernel makes, or their substitute.
@@ -22,6 +23,12 @@ pub trait Tree {
 
     /// Writes a file in one write(2).
     fn write(&self, path: &str, value: &str) -> io::Result<()>;
+
+    /// As [`Tree::write`], for a command that may wait in the kernel without an end. EINTR if it has not ended within
+    /// `limit`, and has no effect. A tree in memory does not wait.
+    fn write_within(&self, path: &str, value: &str, _limit: Duration) -> io::Result<()> {
+        self.write(path, value)
+    }
 
     /// Reads a binary file, at most `max` bytes.
     fn bytes(&self, path: &str, max: usize) -> io::Result<Vec<u8>> {

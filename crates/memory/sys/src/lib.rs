@@ -9,6 +9,7 @@
 
 pub mod any_readable;
 pub mod async_io;
+pub mod bounded_write;
 pub mod cancellation;
 pub mod dax_memory;
 pub mod deep_stack;

@@ -232,6 +232,24 @@ fn a_block_that_cannot_be_emptied_is_reported_until_it_can() {
     assert!(bench.has_left(0x1001) && bench.report().trouble.is_empty());
 }
 
+/// The kernel does not stop trying to empty one device. The agent gives up, and serves the other one.
+#[test]
+fn a_block_that_never_empties_delays_no_other_device_for_ever() {
+    let mut bench = Bench::new(KernelModel::new(2), settings());
+    bench.present(&[0x1000, 0x1001]);
+    bench.turns();
+    let device = Listing::read(&bench.kernel).unwrap().regions[0].devices[0].clone();
+    let blocks = aquifer_cxl_host::blocks(&bench.kernel, &device).unwrap().online;
+    bench.kernel.never_empty(&blocks[1..2]);
+    bench.withdraw(&[0x1000, 0x1001]);
+    bench.turns();
+    assert_eq!([0x1000, 0x1001].map(|serial| bench.has_left(serial)), [false, true]);
+    assert!(bench.trouble(0x1000).contains("did not move within 30 s"), "{}", bench.trouble(0x1000));
+    bench.kernel.never_empty(&[]);
+    bench.turns();
+    assert!(bench.has_left(0x1000) && bench.report().trouble.is_empty());
+}
+
 /// The device appears long after the bind, disappears without warning, and comes back.
 #[test]
 fn a_device_may_come_late_and_flap() {
