@@ -231,7 +231,7 @@ struct aquifer_range {
     size_t len;
 };
 
-/* Bytes of a mapping, and where to copy them. Destinations do not overlap. */
+/* Bytes of a mapping, and where to copy them. Destinations must not overlap. */
 struct aquifer_piece {
     size_t offset;
     void *into;
@@ -641,7 +641,7 @@ int aquifer_fetch_close(aquifer_fetch_t fetch);
  *
  * AQUIFER_ERR_BUFFER_SIZE: `into_len` is another number.
  * AQUIFER_ERR_OUT_OF_RANGE: an item is not within the mapping; nothing has been copied.
- * AQUIFER_ERR_ARGUMENT: a pointer is NULL or not aligned, or `into` is in the mapping.
+ * AQUIFER_ERR_ARGUMENT: a pointer is NULL or not aligned, or `into` is in the mapping or overlaps `indices`.
  * AQUIFER_ERR_LOST: the tier has lost one of them; some of the others have been copied.
  * AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
  */
@@ -649,10 +649,13 @@ int aquifer_gather(aquifer_mapping_t mapping, size_t size, const size_t *indices
                    size_t into_len);
 
 /*
- * Copies pieces of any lengths, as aquifer_gather() copies items of one length.
+ * Copies pieces of any lengths, as aquifer_gather() copies items of one length. In ascending order of their
+ * destinations, pieces need not be sorted to see whether two of these overlap.
  *
- * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED,
- * AQUIFER_ERR_FORKED: as for aquifer_gather().
+ * AQUIFER_ERR_ARGUMENT: a pointer is NULL or not aligned, or a destination is in the mapping, overlaps that of another
+ * piece, or overlaps `pieces`; nothing has been copied.
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
+ * aquifer_gather().
  */
 int aquifer_gather_pieces(aquifer_mapping_t mapping, const struct aquifer_piece *pieces, size_t count);
 
@@ -661,7 +664,8 @@ int aquifer_gather_pieces(aquifer_mapping_t mapping, const struct aquifer_piece 
  * destinations belong to the gather until it has ended or has been closed; the pieces themselves do not. It keeps the
  * mapping.
  *
- * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_gather().
+ * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
+ * aquifer_gather_pieces().
  */
 int aquifer_gather_start(aquifer_mapping_t mapping, const struct aquifer_piece *pieces, size_t count,
                          aquifer_gather_t *gather);

@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use crate::code::Failure;
 
-fn check<T>(pointer: *const T, count: usize, name: &str) -> Result<(), Failure> {
+/// Returns how many bytes the elements are.
+fn check<T>(pointer: *const T, count: usize, name: &str) -> Result<usize, Failure> {
     if pointer.is_null() {
         return Err(Failure::argument(format!("`{name}` is NULL; give it a place")));
     }
@@ -21,8 +22,8 @@ fn check<T>(pointer: *const T, count: usize, name: &str) -> Result<(), Failure> 
         return Err(Failure::argument(format!("`{name}` is not aligned to {} bytes", align_of::<T>())));
     }
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
-    match bytes.and_then(|bytes| pointer.addr().checked_add(bytes)) {
-        Some(_) => Ok(()),
+    match bytes.filter(|bytes| pointer.addr().checked_add(*bytes).is_some()) {
+        Some(bytes) => Ok(bytes),
         None => Err(Failure::argument(format!("`{name}` has {count} elements, more than there is memory"))),
     }
 }
@@ -45,7 +46,7 @@ impl<T> Place<T> {
     /// # Safety
     /// If it is not NULL, a `T` can be written there for as long as the value lives.
     pub unsafe fn new(pointer: *mut T, name: &str) -> Result<Self, Failure> {
-        check(pointer, 1, name).map(|()| Self(pointer))
+        check(pointer, 1, name).map(|_| Self(pointer))
     }
 
     /// Writes the result.
@@ -106,10 +107,37 @@ pub fn range(start: usize, len: usize) -> Range<usize> {
     start..start.saturating_add(len)
 }
 
-/// Refuses a buffer that has bytes of `memory`: a copy could not say which bytes it has read.
+/// Returns the addresses of a buffer, without a reference to it.
+pub fn addresses_of<T>(pointer: *const T, count: usize, name: &str) -> Result<Range<usize>, Failure> {
+    let bytes = if count == 0 { 0 } else { check(pointer, count, name)? };
+    Ok(pointer.addr()..pointer.addr() + bytes)
+}
+
+/// Refuses buffers of which two have a byte in common: references to both must not exist. In ascending order, as most
+/// programs have them, they are compared one by one; otherwise their addresses are sorted.
+pub fn check_disjoint(buffers: impl Iterator<Item = Range<usize>> + Clone, name: &str) -> Result<(), Failure> {
+    let buffers = buffers.filter(|buffer| !buffer.is_empty());
+    if are_ascending(buffers.clone()) {
+        return Ok(());
+    }
+    let mut sorted: Vec<Range<usize>> = buffers.collect();
+    sorted.sort_unstable_by_key(|buffer| buffer.start);
+    if are_ascending(sorted.into_iter()) {
+        return Ok(());
+    }
+    Err(Failure::argument(format!("`{name}` of two pieces overlap; copy each piece to other memory")))
+}
+
+/// Whether each buffer begins at or after the end of the one before it.
+fn are_ascending(mut buffers: impl Iterator<Item = Range<usize>>) -> bool {
+    let mut end = 0;
+    buffers.all(|buffer| buffer.start >= std::mem::replace(&mut end, buffer.end))
+}
+
+/// Refuses a buffer that has bytes of `memory`, which the call reads: a copy could not say which bytes it has read.
 pub fn check_apart(buffer: Range<usize>, memory: Range<usize>, name: &str) -> Result<(), Failure> {
     if !buffer.is_empty() && buffer.start < memory.end && memory.start < buffer.end {
-        return Err(Failure::argument(format!("`{name}` overlaps the bytes that are copied; copy to other memory")));
+        return Err(Failure::argument(format!("`{name}` overlaps memory that the call reads; use other memory")));
     }
     Ok(())
 }
@@ -141,5 +169,29 @@ mod tests {
         for (buffer, is_apart) in [(0..10, true), (0..11, false), (19..20, false), (20..30, true), (12..12, true)] {
             assert_eq!(check_apart(buffer.clone(), 10..20, "x").is_ok(), is_apart, "{buffer:?}");
         }
+    }
+
+    #[test]
+    fn buffers_with_common_bytes_are_refused_in_any_order() {
+        let is_disjoint =
+            |buffers: &[(usize, usize)]| check_disjoint(buffers.iter().map(|(start, end)| *start..*end), "x").is_ok();
+        assert!(is_disjoint(&[]) && is_disjoint(&[(5, 5)]) && is_disjoint(&[(0, usize::MAX)]));
+        // Neighbours, in both orders; buffers of no bytes within others.
+        assert!(is_disjoint(&[(0, 8), (8, 16), (20, 24)]) && is_disjoint(&[(20, 24), (8, 16), (0, 8)]));
+        assert!(is_disjoint(&[(0, 8), (4, 4), (8, 9)]) && is_disjoint(&[(8, 9), (4, 4), (0, 8), (4, 4)]));
+        for buffers in [[(0, 8), (7, 9), (20, 21)], [(20, 30), (0, 8), (7, 9)], [(9, 10), (0, 20), (30, 31)]] {
+            assert!(!is_disjoint(&buffers), "{buffers:?}");
+        }
+        assert!(!is_disjoint(&[(0, 8), (0, 8)]) && !is_disjoint(&[(4, 5), (9, 10), (0, 8)]));
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_buffer() {
+        let bytes = [0_u16; 3];
+        let start = bytes.as_ptr().addr();
+        assert_eq!(addresses_of(bytes.as_ptr(), 3, "x"), Ok(start..start + 6));
+        assert_eq!(addresses_of(std::ptr::null::<u8>(), 0, "x"), Ok(0..0));
+        assert!(addresses_of(std::ptr::null::<u8>(), 1, "x").is_err());
+        assert!(addresses_of(bytes.as_ptr(), usize::MAX, "x").is_err());
     }
 }

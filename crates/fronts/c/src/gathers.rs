@@ -11,12 +11,12 @@ use std::task::Poll;
 
 use aquifer::Error;
 
-use crate::arguments::{Place, array, bytes_mut, check_apart};
+use crate::arguments::{Place, addresses_of, array, bytes_mut, check_apart, check_disjoint};
 use crate::code::{Failure, PENDING};
 use crate::contexts::{is_in_context, wait_for};
 use crate::guard::{call, done};
 use crate::handles;
-use crate::mapping::{self, Mapping, addresses, of_buffer};
+use crate::mapping::{self, Mapping, addresses};
 
 /// The layout of `aquifer_gather_t`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,7 +70,7 @@ impl Gathering {
     }
 }
 
-/// Returns the program's pieces as the crate `aquifer` takes them.
+/// Returns the program's pieces as the crate `aquifer` takes them, unless two destinations overlap.
 ///
 /// # Safety
 /// The pointers are as `aquifer.h` says, and stay so for `'p`.
@@ -79,12 +79,20 @@ unsafe fn pieces<'p>(
     pieces: *const Piece,
     count: usize,
 ) -> Result<Vec<aquifer::Piece<'p>>, Failure> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     let pieces = unsafe { array(pieces, count, "pieces") }?;
+    let (own, memory) = (addresses_of(pieces.as_ptr(), count, "pieces")?, addresses(mapping, 0, mapping.len()));
+    for piece in pieces {
+        let into = addresses_of(piece.into, piece.len, "into")?;
+        check_apart(into.clone(), memory.clone(), "into")?;
+        check_apart(into, own.clone(), "into")?;
+    }
+    // None of them overflows: that was checked above.
+    let destinations = pieces.iter().map(|piece| piece.into.addr()..piece.into.addr() + piece.len);
+    check_disjoint(destinations, "into")?;
     let checked = pieces.iter().map(|piece| {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise; that no two of these references have a byte in common was checked.
         let into = unsafe { bytes_mut(piece.into, piece.len, "into") }?;
-        check_apart(of_buffer(into), addresses(mapping, 0, mapping.len()), "into")?;
         Ok(aquifer::Piece { offset: piece.offset, into })
     });
     checked.collect()
@@ -105,9 +113,11 @@ pub unsafe extern "C" fn aquifer_gather(
 ) -> c_int {
     done(|| {
         let mapping = mapping::get(mapping)?;
+        let destination = addresses_of(into, into_len, "into")?;
+        check_apart(destination.clone(), addresses(&mapping, 0, mapping.len()), "into")?;
+        check_apart(destination, addresses_of(indices, count, "indices")?, "into")?;
         // SAFETY: the caller's promise.
         let (indices, into) = unsafe { (array(indices, count, "indices")?, bytes_mut(into, into_len, "into")?) };
-        check_apart(of_buffer(into), addresses(&mapping, 0, mapping.len()), "into")?;
         Ok(mapping.gather(size, indices, into)?)
     })
 }

@@ -43,6 +43,8 @@ use aquifer_c::space::{
 const BYTES: usize = 64 << 10;
 /// Bytes of every buffer: no length of a call is larger, unless it must be refused.
 const BUFFER: usize = 256;
+/// Bytes of a piece of a gather.
+const PIECE: usize = 32;
 /// Maximum number of calls of one input, so that an input takes microseconds.
 const CALLS_MAX: usize = 24;
 
@@ -287,13 +289,23 @@ fn overlap(
     let (mut fetch, mut gather) = (Fetch::default(), Gather::default());
     let fetch_handle = input.handle(made.fetches.last().map_or(0, |fetch| fetch.handle), &made.all);
     let gather_handle = input.handle(made.gathers.last().map_or(0, |gather| gather.handle), &made.all);
-    let mut destinations = [[0_u8; 32]; 3];
-    let into = destinations.each_mut().map(|into| into.as_mut_ptr().cast::<c_void>());
+    // Destinations may overlap, which the calls refuse.
+    let mut destinations = [0_u8; 4 * PIECE];
     let pieces: [Piece; 3] = std::array::from_fn(|index| Piece {
         offset: input.number(),
-        into: if input.byte() < 9 { ptr::null_mut() } else { into[index] },
-        len: if input.byte() < 9 { usize::MAX } else { 32 },
+        into: match input.byte() {
+            0..=8 => ptr::null_mut(),
+            byte @ 9..=39 => destinations.as_mut_ptr().wrapping_add(usize::from(byte)).cast(),
+            _ => destinations.as_mut_ptr().wrapping_add(index * PIECE).cast(),
+        },
+        len: if input.byte() < 9 { usize::MAX } else { PIECE },
     });
+    let overlaps = |few: usize| {
+        let used = pieces.get(..few).unwrap_or(&pieces);
+        used.iter()
+            .enumerate()
+            .any(|(index, one)| used[..index].iter().any(|other| one.into.addr().abs_diff(other.into.addr()) < PIECE))
+    };
     let indices = [start, ranges[0].start, 7];
     let options = ContextOptions { size: 16, stack_bytes: input.number() };
     let mut report = ContextsReport { size: 32, contexts: 0, in_flight_max: 0, runs: 0 };
@@ -323,10 +335,15 @@ fn overlap(
                     len,
                 )
             }
-            6 => aquifer_gather_pieces(mapping, pieces.as_ptr(), few),
+            6 => {
+                let returned = aquifer_gather_pieces(mapping, pieces.as_ptr(), few);
+                assert!(returned < 0 || !overlaps(few), "two destinations overlap: {pieces:?}");
+                returned
+            }
             7 => {
                 let returned = aquifer_gather_start(mapping, pieces.as_ptr(), few, input.pointer(&raw mut gather));
                 if returned == 0 {
+                    assert!(!overlaps(few), "two destinations overlap: {pieces:?}");
                     check(aquifer_gather_poll(gather));
                     check(aquifer_gather_wait(gather));
                     made.all.push(gather.handle);

@@ -102,7 +102,7 @@ static void pointers_that_cannot_be(aquifer_space_t space, aquifer_mapping_t map
     char bytes[64];
     size_t indices[2] = {0, 1}, *odd = (size_t *)(void *)((char *)indices + 1);
     struct aquifer_range range = {0, 8}, outside = {MIB, 8};
-    struct aquifer_piece piece = {0, NULL, 8};
+    struct aquifer_piece piece = {0, NULL, 8}, pieces[3] = {{0, bytes, 8}, {8, bytes + 16, 8}, {16, bytes + 7, 4}};
     struct aquifer_context_options stack = AQUIFER_CONTEXT_OPTIONS_INIT;
     struct aquifer_statistics statistics = AQUIFER_STATISTICS_INIT;
     aquifer_fetch_t fetch;
@@ -146,6 +146,24 @@ static void pointers_that_cannot_be(aquifer_space_t space, aquifer_mapping_t map
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, &gather));
     piece.into = bytes;
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, NULL));
+    /* Two destinations with a byte in common, in any order; nothing is copied. */
+    memset(bytes, 7, sizeof bytes);
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, pieces, 3));
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, pieces, 3, &gather));
+    pieces[1].into = bytes;
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, pieces, 2));
+    CHECK(bytes[0] == 7 && bytes[7] == 7 && bytes[10] == 7);
+    /* Neighbours do not overlap, and a piece of no bytes overlaps nothing. */
+    pieces[1].into = bytes + 16;
+    pieces[2].into = bytes + 8;
+    OK(aquifer_gather_pieces(mapping, pieces, 3));
+    pieces[2].into = bytes + 4;
+    pieces[2].len = 0;
+    OK(aquifer_gather_pieces(mapping, pieces, 3));
+    /* Over what the call reads: the pieces, and the indices. */
+    pieces[0].into = &pieces[1];
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, pieces, 3));
+    EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather(mapping, 8, indices, 2, indices, 16));
     OK(aquifer_gather_pieces(mapping, NULL, 0));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_fetch_start(mapping, NULL, 1, &fetch));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_fetch_start(mapping, &range, SIZE_MAX, &fetch));
