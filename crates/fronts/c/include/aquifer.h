@@ -500,7 +500,7 @@ int aquifer_prefetch(aquifer_mapping_t mapping, size_t start, size_t len, int in
  * Says that a range will not be used for a long time: it is moved to the tier in the background. Returns at once.
  * Blocks that lie only partly in the range stay. A hint, as aquifer_prefetch() is.
  *
- * AQUIFER_ERR_PINNED: a block of it is pinned, or another thread copies from it now.
+ * AQUIFER_ERR_PINNED: a page of it has an aquifer_pin(). Copies by other threads are no reason to refuse it.
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_EMPTY_RANGE, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as usual.
  */
 int aquifer_evict(aquifer_mapping_t mapping, size_t start, size_t len);
@@ -573,8 +573,11 @@ int aquifer_histogram(aquifer_mapping_t mapping, size_t start, size_t len, struc
 const char *aquifer_class_name(size_t class_index);
 
 /*
- * Whether a touch of a range would not wait: 1 if all of it was resident a moment ago, otherwise 0. It takes no system
- * call and never waits for the tier. A hint. 0 also for a range that is not within the mapping.
+ * Whether a touch of a range would not wait: 1 if all of it was resident a moment ago, otherwise 0. Never waits for the
+ * tier. A hint. 0 also for a range that is not within the mapping. For a mapping it makes no system call. For
+ * AQUIFER_MEMORY it makes some, to block signals, waits for a lock, and allocates memory.
+ *
+ * AQUIFER_ERR_OUT_OF_RANGE: of AQUIFER_MEMORY, addresses that no program has.
  */
 int aquifer_ready(aquifer_mapping_t mapping, size_t start, size_t len);
 
