@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
+mod abandoned;
 pub mod any_readable;
 pub mod async_io;
 pub mod bounded_write;

@@ -6,9 +6,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::FrameBuffer;
 use crate::made_in::MadeIn;
 use crate::raw::{Errno, syscall};
+use crate::{FrameBuffer, abandoned};
 
 /// `MADV_POPULATE_WRITE`, since Linux 5.14.
 pub const MADV_POPULATE_WRITE: i32 = 23;
@@ -101,8 +101,8 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // In a forked child something else may be mapped there.
-        if self.made_in.is_this_process() {
+        // In a forked child something else may be mapped there. The kernel may write into what a ring has given up.
+        if self.made_in.is_this_process() && !abandoned::has_part_of(self.address(), self.len) {
             // SAFETY: this value owns the mapping, and the contract of `buffer` says that no buffer outlives it.
             let _ = unsafe { unmap(self.mapped, self.len + RESERVED_ALIGN) };
         }

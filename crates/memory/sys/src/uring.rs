@@ -7,7 +7,8 @@
 //! setting disables it. Callers without it do the same transfers with `pread` and `pwrite`.
 //!
 //! Ownership: a [`FrameBuffer`] moves into a slot with `submit_*` and is returned in its [`Finished`]. Dropping the
-//! ring waits for requests that the kernel is processing, then drops the buffers.
+//! ring waits for requests that the kernel is processing, then drops the buffers. If it cannot wait, their memory stays
+//! mapped: `abandoned.rs`.
 //!
 //! Threads: one at a time (`&mut self`); may be moved between threads. Allocates in [`Ring::new`] only. A forked child
 //! must not touch a ring of its parent: its memory is not inherited (`dontfork`). It may drop its copy, which does
@@ -22,8 +23,8 @@ use std::{fmt, io, mem};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::frame_buffer::FrameBuffer;
-use crate::liveness;
 use crate::made_in::OfProcess;
+use crate::{abandoned, liveness};
 
 mod inherited;
 
@@ -313,8 +314,9 @@ impl Ring {
                 break;
             }
             if self.wait_only().is_err() {
-                // The kernel may still write into these frames: they must never be reused.
-                mem::forget(mem::take(&mut self.slots));
+                // The kernel may still write into these frames.
+                let transfers = mem::take(&mut self.slots).into_iter().flatten();
+                transfers.for_each(|transfer| abandoned::give_up(transfer.buffer));
                 return;
             }
         }

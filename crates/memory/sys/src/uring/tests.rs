@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::*;
 use crate::direct_io::lasting_buffer;
+use crate::memory::Reserved;
 
 const PAGE: usize = 4096;
 
@@ -96,6 +97,34 @@ fn dropping_a_ring_with_requests_in_flight_waits_for_them() {
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 6));
     }
+}
+
+/// A ring whose descriptor the program has closed cannot wait for its requests. Its buffers' memory was unmapped all the
+/// same, while the kernel could still write into it.
+#[test]
+fn memory_of_a_ring_that_cannot_wait_stays_mapped() {
+    // While the other end is open, a read of an empty pipe does not end.
+    let (empty, _writer) = std::io::pipe().unwrap();
+    if let Err(why) = probe() {
+        return aquifer_test_support::skip(why);
+    }
+    let mut ring = Ring::new(Arc::new(empty), 2).unwrap();
+    let lent = Reserved::new(PAGE).unwrap();
+    let address = lent.address();
+    // SAFETY: the only buffer of the range, which is dropped after the ring.
+    let buffer = unsafe { lent.buffer(0, PAGE) };
+    ring.submit_read(buffer, 0, 1).unwrap();
+    ring.kick().unwrap();
+    // The number of the ring's descriptor is another file's from now on.
+    let null = File::open("/dev/null").unwrap();
+    // SAFETY: dup2(2) on descriptors of this test; the ring closes what has its number now.
+    assert!(unsafe { libc::dup2(null.as_raw_fd(), ring.descriptor()) } >= 0);
+    drop(ring);
+    drop(lent);
+    let mut resident = 0;
+    // SAFETY: mincore(2) writes one byte for one page, and fails where nothing is mapped.
+    let looked = unsafe { libc::mincore(address as *mut libc::c_void, PAGE, &raw mut resident) };
+    assert_eq!(looked, 0, "the kernel may still write there");
 }
 
 #[test]
