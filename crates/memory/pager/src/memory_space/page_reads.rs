@@ -53,6 +53,8 @@ struct ScratchQueue {
     /// Pages that were read again and that the worker is still to be asked for. Kept with the queue: one gather reads
     /// too few.
     again: Vec<PageIndex>,
+    /// True once the queue has refused to start reads: it may fail every read from then on.
+    is_broken: bool,
 }
 
 /// The idle queues of one space.
@@ -65,13 +67,15 @@ impl ScratchQueues {
         kept.or_else(|| {
             let scratch = Reserved::new(DEPTH * PAGE).ok()?;
             let again = Vec::with_capacity(AGAIN_MAX + TOGETHER_MAX);
-            OfProcess::new(ScratchQueue { queue: tier.open_queue(DEPTH as u32).ok()?, scratch, again }).ok()
+            let queue = tier.open_queue(DEPTH as u32).ok()?;
+            OfProcess::new(ScratchQueue { queue, scratch, again, is_broken: false }).ok()
         })
     }
 
+    /// Keeps a queue for reuse. One that is broken is closed instead: it would fail the reads of its next user, too.
     fn put(&self, queue: OfProcess<ScratchQueue>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < KEPT_MAX {
+        if kept.len() < KEPT_MAX && !queue.is_broken {
             kept.push(queue);
         }
     }
@@ -209,6 +213,7 @@ impl<U: Copy> PageReads<U> {
         let mut done = 0;
         {
             let _blocked = Blocked::all();
+            self.replace_broken(&*space.pager.tier);
             self.look_up(space, wanted);
             while done < wanted.len() && self.begin_one(done, wanted) {
                 done += 1;
@@ -223,6 +228,16 @@ impl<U: Copy> PageReads<U> {
                     (Place::Stored { .. } | Place::Usual, _) => Begun::Usual,
                 },
             );
+        }
+    }
+
+    /// Opens another queue in place of a broken one, once no request of that is in flight: an executor of contexts has
+    /// the same one for as long as it runs. If the tier cannot open one, the broken one goes on failing each read.
+    fn replace_broken(&mut self, tier: &dyn Tier) {
+        if let Some(base) = self.base.as_deref_mut().filter(|base| base.is_broken && self.in_flight == 0)
+            && let Ok(queue) = tier.open_queue(DEPTH as u32)
+        {
+            (base.queue, base.is_broken, self.unstarted) = (queue, false, 0);
         }
     }
 
@@ -304,7 +319,10 @@ impl<U: Copy> PageReads<U> {
     pub fn start(&mut self) {
         if let Some(base) = self.base.as_mut().filter(|_| self.unstarted > 0) {
             let _blocked = Blocked::all();
-            self.unstarted = if base.queue.kick().is_ok() { 0 } else { self.unstarted };
+            match base.queue.kick() {
+                Ok(()) => self.unstarted = 0,
+                Err(_) => base.is_broken = true,
+            }
         }
     }
 
