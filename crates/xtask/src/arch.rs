@@ -92,7 +92,8 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "fronts",
         crates: &[
-            ("aquifer", &["core", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
+            // The edge to donor is for its tests only.
+            ("aquifer", &["core", "donor", "named", "pager", "stats", "sys", "test-support", "tier", "tiers"]),
             // The edges to donor, manager and tiers are for its tests only: they open volumes as programs do, and
             // follow a request from the manager to the agent.
             (

@@ -13,8 +13,9 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer::{Error, Hints, Intent, Mapping, Pattern, Piece, Pin, Space, Status, contexts};
+use aquifer_donor::{Donor, Security, Settings, Source};
 use aquifer_test_support::Random;
-use common::{MIB, PAGE, can_run};
+use common::{MIB, PAGE, Scratch, can_run};
 
 const BYTES: usize = 24 * MIB;
 const STEPS: usize = 1500;
@@ -191,6 +192,43 @@ fn every_read_is_the_last_write() {
         assert_eq!(play("dram:size=64MiB", block_size, seed), 0);
         assert_eq!(play("compressed:size=8MiB", block_size, seed + 10), 0);
     }
+}
+
+#[test]
+fn every_read_is_the_last_write_over_flash_and_encrypted_flash() {
+    if !can_run() {
+        return;
+    }
+    let flash = Scratch::new("model-flash");
+    for (seed, options) in ["", ",encrypt=ephemeral"].iter().enumerate() {
+        let tier = format!("flash:{},size=64MiB{options}", flash.0.display());
+        for (more, block_size) in ["4KiB", "auto"].iter().enumerate() {
+            assert_eq!(play(&tier, block_size, 300 + 10 * seed as u64 + more as u64), 0);
+        }
+    }
+}
+
+#[test]
+fn every_read_is_the_last_write_over_donors_mirrors_and_parity() {
+    if !can_run() {
+        return;
+    }
+    let kinds = [(1, ""), (1, ",encrypt=ephemeral"), (2, ",mirror=2"), (3, ",parity=2+1")];
+    for (seed, (count, options)) in kinds.into_iter().enumerate() {
+        let donors: Vec<Donor> = (0..count).map(|_| donor()).collect();
+        let addresses: Vec<String> = donors.iter().map(|donor| donor.address().to_string()).collect();
+        let tier = format!("donor:{},size=64MiB,security=plain{options}", addresses.join("+"));
+        for (more, block_size) in ["4KiB", "auto"].iter().enumerate() {
+            assert_eq!(play(&tier, block_size, 400 + 10 * seed as u64 + more as u64), 0);
+        }
+    }
+}
+
+/// Starts a donor in this process.
+fn donor() -> Donor {
+    let (address, bytes) = (([127, 0, 0, 1], 0).into(), 64 << 20);
+    let settings = Settings::new(address, bytes, Source::Anonymous, Security::Plain);
+    Donor::start(settings, Box::new(|line| println!("{line}"))).expect("it can be started")
 }
 
 #[test]
