@@ -665,7 +665,8 @@ int aquifer_gather_pieces(aquifer_mapping_t mapping, const struct aquifer_piece 
 /*
  * Starts a gather of pieces, for a thread that does something else meanwhile. It makes progress when it is polled. The
  * destinations belong to the gather until it has ended or has been closed; the pieces themselves do not. It keeps the
- * mapping.
+ * mapping. Of the gathers of a space that are under way at the same time, 64 overlap their reads; others read one page
+ * after the other.
  *
  * AQUIFER_ERR_OUT_OF_RANGE, AQUIFER_ERR_ARGUMENT, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for
  * aquifer_gather_pieces().
@@ -682,8 +683,10 @@ int aquifer_gather_start(aquifer_mapping_t mapping, const struct aquifer_piece *
 int aquifer_gather_poll(aquifer_gather_t gather);
 
 /*
- * Waits until a gather has ended. In a context, other contexts run meanwhile.
+ * Waits until a gather has ended. In a context, other contexts run meanwhile, and the reads of all gathers of the
+ * thread's contexts overlap, however many they are.
  *
+ * AQUIFER_ERR_CLOSED: it was closed meanwhile.
  * AQUIFER_ERR_LOST, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: as for aquifer_gather().
  */
 int aquifer_gather_wait(aquifer_gather_t gather);

@@ -6,8 +6,8 @@
 #![allow(unsafe_code, reason = "exports symbols, uses the program's pointers, and keeps a mapping with its gather")]
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use aquifer::Error;
 
@@ -43,30 +43,65 @@ struct State {
     /// The gather; `None` once it has ended. It is declared first, so it is dropped before its mapping.
     gather: Option<aquifer::Gather<'static, 'static>>,
     outcome: Result<(), Failure>,
+    /// Contexts that wait for the gather. The executor of the one that polled it last wakes that one.
+    waiting: Vec<Waker>,
     _mapping: Arc<aquifer::Mapping>,
 }
 
 // SAFETY: the destinations belong to the gather by the caller's promise, and any thread may write to them; the rest is
-// a mapping, pieces, and a queue of a tier, which is `Send` by its trait. The lock lets one thread in at a time.
+// a mapping, pieces, a queue of a tier, which is `Send` by its trait, and numbers of an executor's reads, which any
+// thread may give up. The lock lets one thread in at a time.
 unsafe impl Send for State {}
 
 impl Gathering {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn poll(&self) -> Poll<Result<(), Failure>> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gather) = &mut state.gather {
-            let Poll::Ready(outcome) = gather.poll() else { return Poll::Pending };
-            (state.gather, state.outcome) = (None, outcome.map_err(Failure::from));
-        }
-        Poll::Ready(state.outcome.clone())
+        let mut state = self.state();
+        let Some(gather) = &mut state.gather else { return Poll::Ready(state.outcome.clone()) };
+        let Poll::Ready(outcome) = gather.poll() else {
+            // What an executor was to read has been taken back from it, so it wakes nobody.
+            state.wake();
+            return Poll::Pending;
+        };
+        Poll::Ready(state.end(outcome.map_err(Failure::from)))
+    }
+
+    /// Polls for a context, which is woken when there is progress.
+    fn poll_in_context(&self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let mut state = self.state();
+        let Some(gather) = &mut state.gather else { return Poll::Ready(state.outcome.clone()) };
+        let Poll::Ready(outcome) = gather.poll_in_context(context) else {
+            if !state.waiting.iter().any(|other| other.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
+            return Poll::Pending;
+        };
+        Poll::Ready(state.end(outcome.map_err(Failure::from)))
     }
 
     /// Waits for the tier, and for other threads that poll it.
     fn wait(&self) -> Result<(), Failure> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gather) = state.gather.take() {
-            state.outcome = gather.wait().map_err(Failure::from);
+        let mut state = self.state();
+        match state.gather.take() {
+            Some(gather) => state.end(gather.wait().map_err(Failure::from)),
+            None => state.outcome.clone(),
         }
-        state.outcome.clone()
+    }
+}
+
+impl State {
+    /// Notes how the gather has ended, for all that wait for it.
+    fn end(&mut self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        (self.gather, self.outcome) = (None, outcome.clone());
+        self.wake();
+        outcome
+    }
+
+    fn wake(&mut self) {
+        self.waiting.drain(..).for_each(Waker::wake);
     }
 }
 
@@ -154,7 +189,7 @@ pub unsafe extern "C" fn aquifer_gather_start(
         // SAFETY: `State` holds a reference to the mapping, which it drops after the gather.
         let lasting: &'static aquifer::Mapping = unsafe { &*Arc::as_ptr(&mapping) };
         let gather = lasting.start_gather(pieces)?;
-        let state = State { gather: Some(gather), outcome: Ok(()), _mapping: mapping };
+        let state = State { gather: Some(gather), outcome: Ok(()), waiting: Vec::new(), _mapping: mapping };
         place.put(Gather { handle: handles::insert(Gathering(Mutex::new(state)))? });
         Ok(())
     })
@@ -181,14 +216,7 @@ pub extern "C" fn aquifer_gather_wait(gather: Gather) -> c_int {
         if !is_in_context() {
             return gathering.wait();
         }
-        wait_for(None, |context| {
-            let polled = gathering.poll();
-            if polled.is_pending() {
-                // A gather makes progress when it is polled, so there is nothing to wait for.
-                context.waker().wake_by_ref();
-            }
-            polled
-        })
+        wait_for(None, |context| gathering.poll_in_context(context))
     })
 }
 
@@ -198,9 +226,9 @@ pub extern "C" fn aquifer_gather_close(gather: Gather) -> c_int {
     done(|| {
         let gathering = handles::remove::<Gathering>(gather.handle)?;
         // Another thread may be polling it: it finds that it has ended.
-        let mut state = gathering.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.gather.take().is_some() {
-            state.outcome = Err(Error::Closed.into());
+        let mut state = gathering.state();
+        if state.gather.is_some() {
+            let _ = state.end(Err(Error::Closed.into()));
         }
         Ok(())
     })

@@ -5,9 +5,10 @@
 
 mod common;
 
+use std::cell::{Cell, RefCell};
 use std::task::Poll;
 
-use aquifer::{Error, Mapping, Piece, Space, Status};
+use aquifer::{Error, Gather, Mapping, Piece, Space, Status, contexts};
 use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
 /// A device whose reads overlap, and one whose reads do not.
@@ -212,6 +213,142 @@ fn a_gather_is_polled_beside_other_work_and_can_be_given_up() {
     assert!(found.chunks(16).enumerate().all(|(number, item)| is_right(number * 8000, item)));
     drop(mapping);
     space.close().unwrap();
+}
+
+/// Waits for a gather in a context.
+async fn in_context(gather: &mut Gather<'_, '_>) -> Result<(), Error> {
+    std::future::poll_fn(|context| gather.poll_in_context(context)).await
+}
+
+#[test]
+fn contexts_gather_the_right_bytes_and_sleep_meanwhile() {
+    if !can_run() {
+        return;
+    }
+    const CONTEXTS: usize = 300;
+    for (tier, block_size) in [(TIERS[0], "4KiB"), (TIERS[0], "auto"), (TIERS[1], "64KiB")] {
+        let space = space(tier, block_size);
+        let mapping = evicted(&space, 24 * MIB);
+        let (mapping, right) = (&mapping, &Cell::new(0));
+        let contexts = (0..CONTEXTS).map(|number| async move {
+            // Some have more pieces than an executor reads at a time, and some pieces span pages.
+            let pages = if number % 10 == 0 { 150 } else { 4 };
+            let mut found = vec![vec![0; 100 + number]; pages];
+            let at = |piece: usize| scattered(number * 1000 + piece, 24 * MIB - 1000);
+            let pieces = found.iter_mut().enumerate().map(|(piece, into)| Piece { offset: at(piece), into }).collect();
+            let mut gather = mapping.start_gather(pieces).unwrap();
+            in_context(&mut gather).await.unwrap();
+            in_context(&mut gather).await.unwrap();
+            drop(gather);
+            assert!(found.iter().enumerate().all(|(piece, found)| is_right(at(piece), found)), "{tier}, {number}");
+            right.set(right.get() + 1);
+        });
+        let report = contexts::run(&space, contexts);
+        assert_eq!((report.contexts, right.get()), (CONTEXTS as u64, CONTEXTS));
+        // A context runs at most once for each of its pages, beside its first run; it does not poll.
+        assert!(report.runs <= 2 * (30 * 150 + 270 * 4) + CONTEXTS as u64, "{report:?}");
+        assert!(bytes_with(mapping, is_stored) > 0);
+    }
+}
+
+#[test]
+fn a_gather_of_a_context_may_be_given_up_or_end_elsewhere() {
+    if !can_run() {
+        return;
+    }
+    const PIECES: usize = 20;
+    const GATHERS: usize = 60;
+    fn at(number: usize, piece: usize) -> usize {
+        (number * 7 + piece * 50) % 1024 * PAGE + 40
+    }
+    fn start<'m, 'p>(mapping: &'m Mapping, number: usize, into: &'p mut [u8]) -> Gather<'m, 'p> {
+        let pieces = into.chunks_mut(16).enumerate();
+        let pieces = pieces.map(|(piece, into)| Piece { offset: at(number, piece), into });
+        mapping.start_gather(pieces.collect()).unwrap()
+    }
+    let space = space("failing:every=1,on=read,times=0,delay=1ms:emulated:cmm-h,size=64MiB", "4KiB");
+    let mapping = evicted(&space, 4 * MIB);
+    // Given up with reads that wait, are in flight, or have arrived.
+    let given_up = (0..GATHERS).map(|number| {
+        let (mut gather, mut polls) = (start(&mapping, number, vec![0; PIECES * 16].leak()), number % 3);
+        std::future::poll_fn(move |context| {
+            let is_over = gather.poll_in_context(context).is_ready() || polls == 0;
+            polls = polls.saturating_sub(1);
+            if is_over { Poll::Ready(()) } else { Poll::Pending }
+        })
+    });
+    assert_eq!(contexts::run(&space, given_up).contexts, GATHERS as u64);
+    // Begun in one executor, and ended in another one within it, in a later one, or without one; or the reverse.
+    let mut found = vec![0; GATHERS * PIECES * 16];
+    let begun = RefCell::new(Vec::new());
+    let contexts = found.chunks_mut(PIECES * 16).enumerate().map(|(number, part)| {
+        let (space, mapping, begun) = (&space, &mapping, &begun);
+        async move {
+            let mut gather = start(mapping, number, part);
+            if number % 4 == 0 {
+                assert_ne!(gather.poll(), Poll::Ready(Err(Error::Lost)));
+                return in_context(&mut gather).await.unwrap();
+            }
+            let polled = std::future::poll_fn(|context| Poll::Ready(gather.poll_in_context(context))).await;
+            assert_ne!(polled, Poll::Ready(Err(Error::Lost)));
+            if number % 4 == 1 {
+                contexts::run(space, [async { in_context(&mut gather).await.unwrap() }]);
+            } else {
+                begun.borrow_mut().push(gather);
+            }
+        }
+    });
+    assert_eq!(contexts::run(&space, contexts).contexts, GATHERS as u64);
+    let mut begun = begun.into_inner();
+    assert_eq!(begun.len(), GATHERS / 2);
+    contexts::run(&space, begun.drain(..10).map(|mut gather| async move { in_context(&mut gather).await.unwrap() }));
+    begun.drain(..10).for_each(|gather| gather.wait().unwrap());
+    wait_until("the gathers", || {
+        begun.retain_mut(|gather| gather.poll().is_pending());
+        begun.is_empty()
+    });
+    drop(begun);
+    for (number, part) in found.chunks(PIECES * 16).enumerate() {
+        assert!(
+            part.chunks(16).enumerate().all(|(piece, found)| is_right(at(number, piece), found)),
+            "gather {number}"
+        );
+    }
+    drop(mapping);
+    space.close().unwrap();
+}
+
+/// Descriptors that this process has open.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("it can be listed").count()
+}
+
+/// Each gather that was started had a queue, most of which take a descriptor: thousands of them left the program none.
+#[test]
+fn gathers_that_are_polled_at_the_same_time_leave_the_program_its_descriptors() {
+    if !can_run() {
+        return;
+    }
+    let space = space(TIERS[0], "4KiB");
+    let mapping = evicted(&space, 8 * MIB);
+    let (before, mut found) = (descriptors(), vec![0; 500 * 16]);
+    let mut gathers: Vec<_> = found
+        .chunks_mut(16)
+        .enumerate()
+        .map(|(number, into)| {
+            let mut gather = mapping.start_gather(vec![Piece { offset: number * 4 * PAGE, into }]).unwrap();
+            assert_ne!(gather.poll(), Poll::Ready(Err(Error::Lost)));
+            gather
+        })
+        .collect();
+    // Other tests run at the same time.
+    assert!(descriptors() < before + 250, "{before} before, {} now", descriptors());
+    // The last ones need nothing of the first ones.
+    while let Some(gather) = gathers.pop() {
+        gather.wait().unwrap();
+    }
+    drop(gathers);
+    assert!(found.chunks(16).enumerate().all(|(number, item)| is_right(number * 4 * PAGE, item)));
 }
 
 #[test]

@@ -53,14 +53,15 @@ mod in_place;
 mod named;
 mod page_reads;
 mod sampled;
+mod scratch_queues;
 mod write_in_place;
 
 pub use self::failure::{OpenFailure, SpaceFailure, StillInUse};
-pub use self::gather::{Gathering, Piece};
+pub use self::gather::{Gathering, Part, Piece};
 pub use self::hints::{BlockReport, LastingPin};
 use self::in_place::InPlace;
-use self::page_reads::ScratchQueues;
 pub use self::page_reads::{Begun, Done, PageReads, TOGETHER_MAX};
+use self::scratch_queues::ScratchQueues;
 
 /// Maximum number of bytes that one step of a read or write keeps resident.
 const STEP_BYTES: usize = 64 << 10;

@@ -40,6 +40,11 @@ fn contexts_fetches_and_gathers_find_their_bytes() {
 }
 
 #[test]
+fn many_gathers_sleep_and_leave_descriptors() {
+    passes("gathers.c", Linkage::Shared);
+}
+
+#[test]
 fn lost_memory_is_an_error_and_can_be_used_again() {
     passes("lost.c", Linkage::Shared);
 }

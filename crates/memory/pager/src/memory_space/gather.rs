@@ -6,7 +6,11 @@
 //! A page that is read for the second time within a while is also read in place, because a gather does not wait for a
 //! single page; the worker then fetches its block. Simultaneous requests for one page share one read.
 //!
-//! Threads: any thread of the caller; each gather has its own queue and scratch pages.
+//! A gather has a queue and scratch pages to itself while it reads. If too many queues are open, it reads one page
+//! after the other instead: the gathers that have the queues may be this thread's own, which wait until they are polled.
+//! Its parts can also be [taken](Gathering::next_absent) from it, to be read in another way.
+//!
+//! Threads: any thread of the caller.
 //!
 //! Next on the path: `page_reads.rs`.
 
@@ -29,7 +33,7 @@ pub struct Piece<'p> {
 
 /// A part of a piece, within one page.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+pub struct Part {
     piece: usize,
     /// How many bytes of the piece come before it.
     done: usize,
@@ -38,13 +42,20 @@ struct Part {
     len: usize,
 }
 
+impl Part {
+    /// Where it begins in its page.
+    pub fn within(self) -> usize {
+        self.within
+    }
+}
+
 /// A gather that is under way. Dropping it gives it up: nothing arrives in its pieces any more.
 pub struct Gathering<'m, 'p> {
     mapping: &'m Mapping<'m>,
     pieces: Vec<Piece<'p>>,
     /// The next part to ask for: the piece, and how many bytes of it come before.
     next: (usize, usize),
-    /// `None` if the tier has no use for a queue.
+    /// `None` until something is read, if the tier has no use for a queue, and while too many are open.
     reads: Option<PageReads<Part>>,
     wanted: Vec<(PageIndex, Part)>,
 }
@@ -56,8 +67,8 @@ impl<'m> Mapping<'m> {
         for piece in &pieces {
             self.check_range(piece.offset, piece.into.len())?;
         }
-        let (reads, wanted) = (self.space.page_reads(), Vec::with_capacity(TOGETHER_MAX));
-        Ok(Gathering { mapping: self, pieces, next: (0, 0), reads, wanted })
+        let wanted = Vec::with_capacity(TOGETHER_MAX);
+        Ok(Gathering { mapping: self, pieces, next: (0, 0), reads: None, wanted })
     }
 
     /// Where the bytes of a page are at this moment.
@@ -87,6 +98,48 @@ impl Gathering<'_, '_> {
         Ok(())
     }
 
+    /// Waits for the reads that are in flight, and begins no others. Gives the queue back.
+    pub fn settle(&mut self) -> Result<(), SpaceFailure> {
+        while self.in_flight() > 0 {
+            self.mapping.space.check()?;
+            self.finish_some(Wait::ForOne)?;
+        }
+        if let Some(reads) = self.reads.take() {
+            self.mapping.space.end_page_reads(reads);
+        }
+        Ok(())
+    }
+
+    /// Copies the next parts, up to one whose page is not at its address. Returns that part and its page: the caller
+    /// sees to it that its bytes are copied. `None` if no part is left.
+    pub fn next_absent(&mut self) -> Result<Option<(PageIndex, Part)>, SpaceFailure> {
+        self.mapping.space.check()?;
+        while let Some(part) = self.part_at(self.next) {
+            self.next = (part.piece, part.done + part.len);
+            if !self.copy_present(part) {
+                return Ok(Some((self.page_of(part), part)));
+            }
+        }
+        self.next = (self.pieces.len(), 0);
+        Ok(None)
+    }
+
+    /// Copies a part that was taken, in the usual way.
+    pub fn read_part(&mut self, part: Part) -> Result<(), SpaceFailure> {
+        let (mapping, at) = (self.mapping, self.pieces[part.piece].offset + part.done);
+        mapping.read(at, self.bytes_of(part))
+    }
+
+    /// The page of a part.
+    pub fn page_of(&self, part: Part) -> PageIndex {
+        PageIndex::at(self.mapping.start.as_ptr() as usize + self.pieces[part.piece].offset + part.done)
+    }
+
+    /// The destination of a part.
+    pub fn bytes_of(&mut self, part: Part) -> &mut [u8] {
+        &mut self.pieces[part.piece].into[part.done..part.done + part.len]
+    }
+
     fn in_flight(&self) -> usize {
         self.reads.as_ref().map_or(0, PageReads::in_flight)
     }
@@ -100,10 +153,6 @@ impl Gathering<'_, '_> {
         let Piece { offset, into } = &self.pieces[piece];
         let within = (offset + done) % PAGE;
         Some(Part { piece, done, within, len: (PAGE - within).min(into.len() - done) })
-    }
-
-    fn page_of(&self, part: Part) -> PageIndex {
-        PageIndex::at(self.mapping.start.as_ptr() as usize + self.pieces[part.piece].offset + part.done)
     }
 
     /// Copies the next parts that are present, and requests the others. False if no part is left, or no more requests
@@ -141,6 +190,9 @@ impl Gathering<'_, '_> {
     /// Returns how many of the parts need no further request.
     fn begin(&mut self, wanted: &[(PageIndex, Part)]) -> Result<usize, SpaceFailure> {
         let (mut here, mut count) = ([None; TOGETHER_MAX], 0);
+        if self.reads.is_none() && !wanted.is_empty() {
+            self.reads = self.mapping.space.page_reads();
+        }
         match &mut self.reads {
             Some(reads) => {
                 reads.begin(self.mapping.space, wanted, |_, begun| {
@@ -171,11 +223,11 @@ impl Gathering<'_, '_> {
 
     /// Reads a part that is not read through the queue.
     fn read_usually(&mut self, part: Part) -> Result<(), SpaceFailure> {
-        let (mapping, at) = (self.mapping, self.pieces[part.piece].offset + part.done);
-        if self.reads.is_none() {
-            return mapping.read_in_place(at, self.bytes_of(part)).map(|_| ());
+        if self.reads.is_some() {
+            return self.read_part(part);
         }
-        mapping.read(at, self.bytes_of(part))
+        let (mapping, at) = (self.mapping, self.pieces[part.piece].offset + part.done);
+        mapping.read_in_place(at, self.bytes_of(part)).map(|_| ())
     }
 
     /// Copies parts that have arrived, and reads parts whose bytes do not match their guard in the usual way.
@@ -193,10 +245,6 @@ impl Gathering<'_, '_> {
             }
         }
         Ok(())
-    }
-
-    fn bytes_of(&mut self, part: Part) -> &mut [u8] {
-        &mut self.pieces[part.piece].into[part.done..part.done + part.len]
     }
 }
 

@@ -20,77 +20,22 @@
 
 #![allow(unsafe_code, reason = "scratch pages are lent to the tier")]
 
-use std::sync::{Mutex, PoisonError};
-
 use aquifer_core::block::State;
 use aquifer_core::engine::Advice;
 use aquifer_core::guard;
 use aquifer_core::map::BlockMap;
 use aquifer_core::units::PageIndex;
 use aquifer_sys::made_in::OfProcess;
-use aquifer_sys::memory::Reserved;
 use aquifer_sys::signals::Blocked;
-use aquifer_tiers::{Operation, Request, Tier, TierQueue, Wait};
+use aquifer_tiers::{Operation, Request, Tier, Wait};
 
 use super::MemorySpace;
 use super::in_place::PAGE;
+use super::scratch_queues::{AGAIN_MAX, DEPTH, ScratchQueue};
 
-/// Reads in flight: twice the worker's, as a page is far smaller than its blocks. A choice.
-const DEPTH: usize = 64;
 /// Maximum number of pages that are looked up under one acquisition of the lock, where each takes a tenth of a
 /// microsecond, and of requests that are started together.
 pub const TOGETHER_MAX: usize = 16;
-/// Pages that are read again and for which the worker is woken. A choice.
-const AGAIN_MAX: usize = 16;
-/// Number of queues that a space keeps for reuse. More are opened when more threads read at the same time.
-const KEPT_MAX: usize = 8;
-
-/// A queue of the tier, and a scratch page for each request.
-struct ScratchQueue {
-    // Declared first, so dropped first: the queue then waits for the requests that write into the scratch pages.
-    queue: Box<dyn TierQueue>,
-    scratch: Reserved,
-    /// Pages that were read again and that the worker is still to be asked for. Kept with the queue: one gather reads
-    /// too few.
-    again: Vec<PageIndex>,
-    /// True once the queue has refused to start reads: it may fail every read from then on.
-    is_broken: bool,
-}
-
-/// The idle queues of one space.
-#[derive(Default)]
-pub(super) struct ScratchQueues(Mutex<Vec<OfProcess<ScratchQueue>>>);
-
-impl ScratchQueues {
-    fn take(&self, tier: &dyn Tier) -> Option<OfProcess<ScratchQueue>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        kept.or_else(|| {
-            let scratch = Reserved::new(DEPTH * PAGE).ok()?;
-            let again = Vec::with_capacity(AGAIN_MAX + TOGETHER_MAX);
-            let queue = tier.open_queue(DEPTH as u32).ok()?;
-            OfProcess::new(ScratchQueue { queue, scratch, again, is_broken: false }).ok()
-        })
-    }
-
-    /// Keeps a queue for reuse. One that is broken is closed instead: it would fail the reads of its next user, too.
-    fn put(&self, queue: OfProcess<ScratchQueue>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < KEPT_MAX && !queue.is_broken {
-            kept.push(queue);
-        }
-    }
-
-    /// Closes all queues.
-    pub(super) fn close(&mut self) {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
-    /// In a forked child: leaves the parent's queues alone, as `InPlace::leave` leaves its scratch pages.
-    pub(super) fn leave(&mut self) {
-        std::mem::forget(std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)));
-    }
-}
-
 /// The place of a page's bytes at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -169,14 +114,14 @@ pub struct PageReads<U> {
 }
 
 impl MemorySpace {
-    /// Makes the reads of a thread. `None` if the tier gains nothing from overlapping requests, or cannot open another
-    /// queue, and in a forked child.
+    /// Makes the reads of a thread. `None` if the tier gains nothing from overlapping requests or cannot open another
+    /// queue, while too many are open, and in a forked child.
     pub fn page_reads<U: Copy>(&self) -> Option<PageReads<U>> {
-        if self.is_forked() {
+        let tier = &*self.pager.tier;
+        if self.is_forked() || !tier.overlaps() {
             return None;
         }
-        let tier = &*self.pager.tier;
-        let base = self.scratch_queues.take(tier).filter(|_| tier.overlaps())?;
+        let base = self.scratch_queues.take(tier)?;
         let slot = || Slot { guard: 0, first: None, more: Vec::new(), has_arrived: false, holders: 0 };
         Some(PageReads {
             base: Some(base),
