@@ -17,7 +17,7 @@ use crate::reconcile::progress::{has_left, is_dead};
 /// Members of an earlier binding do not count. A host that was declared dead has nothing.
 pub fn is_at_host(desired: &Desired, observed: &Observed, id: VolumeId, volume: &Volume) -> Option<bool> {
     let Some(host) = &volume.host else { return Some(false) };
-    if is_dead(desired, observed, host) {
+    if is_dead(desired, host) {
         return Some(false);
     }
     let report = observed.hosts.get(host)?;

@@ -211,12 +211,12 @@ pub struct Desired {
     /// Donors that are drained: everything is to move off them.
     #[serde(default)]
     pub draining: BTreeSet<DonorId>,
-    /// Hosts that an operator has declared dead, with the incarnation concerned. Their memory is taken back without
-    /// confirmation.
+    /// Hosts that an operator has declared dead, with the incarnation concerned, 0 until it is known. Their memory is
+    /// taken back without confirmation.
     #[serde(default)]
     pub dead_hosts: BTreeMap<HostId, Incarnation>,
-    /// Donors that an operator has retired, with the incarnation concerned. What they lent counts as given back without
-    /// their confirmation.
+    /// Donors that an operator has retired, with the incarnation concerned, 0 until it is known. What they lent counts
+    /// as given back without their confirmation.
     #[serde(default)]
     pub retired_donors: BTreeMap<DonorId, Incarnation>,
 }

@@ -150,7 +150,7 @@ impl States<'_> {
     /// Handles leases of a volume that a donor lists and the desired state does not.
     fn lent(self, donor: &DonorId, id: VolumeId, round: &mut Round) {
         let Some(report) = self.observed.donors.get(donor) else { return };
-        if !report.availability.answers() || self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
+        if !report.availability.answers() || self.desired.retired_donors.contains_key(donor) {
             return;
         }
         let leases = report.leases.get(&id).into_iter().flatten();

@@ -9,11 +9,11 @@
 //!
 //! Next on the path of a bind: `reconcile/establish.rs`, the steps that bring the volume to its host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Desired, Volume, Why};
 use crate::bytes::Bytes;
-use crate::id::{DonorId, HostId, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
+use crate::id::{DonorId, HostId, Incarnation, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
 use crate::observed::Observed;
 use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_labels, check_spec};
 use crate::reconcile::progress::{is_gone, is_lost};
@@ -254,10 +254,10 @@ impl Edit<'_> {
     }
 
     /// Records an operator's statement that a host is powered off. What the host had may then be taken back without its
-    /// agent's confirmation.
+    /// agent's confirmation. The host is used again only after a restart, with no volume.
     pub fn declare_dead(&mut self, host: &HostId, observed: &Observed) {
-        let incarnation = observed.hosts.get(host).map(|report| report.incarnation).unwrap_or_default();
-        if self.desired.dead_hosts.insert(host.clone(), incarnation) != Some(incarnation) {
+        let incarnation = observed.hosts.get(host).map(|report| report.incarnation);
+        if declare(&mut self.desired.dead_hosts, host, incarnation) {
             self.changed();
         }
     }
@@ -265,8 +265,8 @@ impl Edit<'_> {
     /// Records an operator's statement that a donor is gone for good. The donor is used again only after a restart,
     /// with nothing lent.
     pub fn retire(&mut self, donor: &DonorId, observed: &Observed) {
-        let incarnation = observed.donors.get(donor).map(|report| report.incarnation).unwrap_or_default();
-        if self.desired.retired_donors.insert(donor.clone(), incarnation) != Some(incarnation) {
+        let incarnation = observed.donors.get(donor).map(|report| report.incarnation);
+        if declare(&mut self.desired.retired_donors, donor, incarnation) {
             self.changed();
         }
     }
@@ -333,6 +333,13 @@ impl Edit<'_> {
     pub(crate) fn changed(&mut self) {
         self.desired.version += 1;
     }
+}
+
+/// Records which start a statement concerns, and returns whether that is new. The start is unknown while there is no
+/// report, as after the election of another manager; `settle` records it when it is reported.
+fn declare<K: Ord + Clone>(all: &mut BTreeMap<K, Incarnation>, name: &K, start: Option<Incarnation>) -> bool {
+    let start = start.or_else(|| all.get(name).copied()).unwrap_or_default();
+    all.insert(name.clone(), start) != Some(start)
 }
 
 /// Finds room for the successor of a member that its source has lost, at any source. If the donor has lent the old one

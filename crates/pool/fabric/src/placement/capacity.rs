@@ -223,8 +223,8 @@ impl Capacity {
         let source = Source::Slabs { donor: name.clone() };
         let Some(donor) = topology.parts().donors.get(name) else { return self.offer(source, None) };
         let (report, rules) = (observed.donors.get(name), desired.pools.get(pool));
-        let retired = |incarnation| desired.retired_donors.get(name) == Some(incarnation);
-        let up = report.is_some_and(|report| report.availability == Availability::Up && !retired(&report.incarnation));
+        let retired = desired.retired_donors.contains_key(name);
+        let up = !retired && report.is_some_and(|report| report.availability == Availability::Up);
         let said = report.map_or(Bytes::ZERO, |report| report.capacity).min(donor.capacity);
         let percent = rules.map_or(0, |pool| pool.overcommit_percent).saturating_add(100);
         let offer = Offer {

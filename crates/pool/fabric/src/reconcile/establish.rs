@@ -18,7 +18,7 @@ impl States<'_> {
     /// Steps for a volume that is bound.
     pub(super) fn establish(self, id: VolumeId, volume: &Volume, host: &HostId, round: &mut Round) {
         let mut wait = |reason| round.waiting.push(Waiting { volume: id, reason });
-        if is_dead(self.desired, self.observed, host) {
+        if is_dead(self.desired, host) {
             return wait(Reason::AgentSilent { host: host.clone() });
         }
         let Some(report) = agent(self.desired, self.observed, host) else {
@@ -95,7 +95,7 @@ impl States<'_> {
         });
         let mut having = others.filter(|other| {
             self.observed.hosts.get(other).is_some_and(|report| report.volumes.contains_key(&id))
-                && !is_dead(self.desired, self.observed, other)
+                && !is_dead(self.desired, other)
         });
         having.next().cloned()
     }

@@ -83,13 +83,10 @@ pub(crate) fn is_lost(
 pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
     match &member.source {
         Source::Slabs { donor } => {
-            let Some(report) = observed.donors.get(donor) else {
-                let retired = desired.retired_donors.contains_key(donor);
-                return if retired { AtSource::Retired } else { AtSource::Silent };
-            };
-            if desired.retired_donors.get(donor) == Some(&report.incarnation) {
+            if desired.retired_donors.contains_key(donor) {
                 return AtSource::Retired;
             }
+            let Some(report) = observed.donors.get(donor) else { return AtSource::Silent };
             let state = report.lease(volume, member.id).map(|lease| lease.state);
             match (state, report.availability.answers()) {
                 // That stays true, whether the donor answers or not.
@@ -130,23 +127,22 @@ fn at_ld(ld: &LdReport, member: &Member) -> AtSource {
     }
 }
 
-/// Returns whether a host was declared dead, and has not been restarted since.
-pub(crate) fn is_dead(desired: &Desired, observed: &Observed, host: &HostId) -> bool {
-    let report = observed.hosts.get(host);
-    desired.dead_hosts.get(host).is_some_and(|dead| report.is_none_or(|report| report.incarnation == *dead))
+/// Returns whether a host was declared dead, and is not known to have been restarted since: `settle` forgets it then.
+pub(crate) fn is_dead(desired: &Desired, host: &HostId) -> bool {
+    desired.dead_hosts.contains_key(host)
 }
 
 /// Returns the report of a host whose agent answers and that is not declared dead.
 pub(crate) fn agent<'a>(desired: &Desired, observed: &'a Observed, host: &HostId) -> Option<&'a HostReport> {
     let report = observed.hosts.get(host)?;
-    (report.availability.answers() && !is_dead(desired, observed, host)).then_some(report)
+    (report.availability.answers() && !is_dead(desired, host)).then_some(report)
 }
 
 /// Returns whether the host of a leaving member has confirmed that it has left, or is dead.
 pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId, leaving: &Leaving) -> bool {
     let report = observed.hosts.get(&leaving.host);
     // A member that has left stays so, whether its agent answers or not.
-    is_dead(desired, observed, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
+    is_dead(desired, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
 }
 
 /// Returns since when a source has been silent, if it is.

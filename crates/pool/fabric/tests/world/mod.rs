@@ -294,14 +294,14 @@ impl World {
         let retired: BTreeSet<DonorId> = self.store.desired.retired_donors.keys().cloned().collect();
         for (name, donor) in &mut self.donors {
             (donor.is_cut, donor.is_draining) = (false, false);
-            if retired.contains(name) && self.store.desired.retired_donors[name] == donor.incarnation() {
+            if retired.contains(name) {
                 donor.restart_empty();
             }
             donor.is_on = true;
         }
         for (name, agent) in &mut self.agents {
             agent.is_cut = false;
-            let dead = self.store.desired.dead_hosts.get(name) == Some(&agent.incarnation());
+            let dead = self.store.desired.dead_hosts.contains_key(name);
             if !agent.is_on || dead || self.zombies.contains(name) {
                 agent.restart_host();
             }

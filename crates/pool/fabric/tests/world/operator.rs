@@ -109,28 +109,24 @@ fn failure(world: &mut World) {
 
 /// Declares a host dead, as an operator does: most of the time it is powered off, at times it is not.
 fn give_up_host(world: &mut World, host: HostId) {
-    let agent = world.agents.get_mut(&host).expect("listed");
+    let agent = world.agents.get(&host).expect("listed");
     let is_cut = agent.is_on && agent.is_cut;
     if agent.is_on && !is_cut {
         return;
     }
-    let incarnation = agent.incarnation();
     let Some(writer) = world.writers.iter_mut().find(|writer| writer.term == world.store.term) else { return };
-    // The operator knows which start of the host it was, as the manager does.
-    if writer.observed.hosts.get(&host).is_some_and(|report| report.incarnation == incarnation) {
-        if is_cut {
-            world.zombies.insert(host.clone());
-        }
-        writer.orders.push(Order::DeclareDead(host));
+    if is_cut {
+        world.zombies.insert(host.clone());
     }
+    // The manager may have no report of the host, or one of an earlier start.
+    writer.orders.push(Order::DeclareDead(host));
 }
 
 /// Gives up a donor that is off, as an operator does.
 fn give_up_donor(world: &mut World, name: DonorId) {
-    let donor = world.donors.get_mut(&name).expect("listed");
+    let donor = world.donors.get(&name).expect("listed");
     let Some(writer) = world.writers.iter_mut().find(|writer| writer.term == world.store.term) else { return };
-    let is_known = writer.observed.donors.get(&name).is_some_and(|one| one.incarnation == donor.incarnation());
-    if !donor.is_on && is_known {
+    if !donor.is_on {
         writer.orders.push(Order::Retire(name));
     }
 }

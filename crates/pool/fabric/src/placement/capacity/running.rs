@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Capacity;
 use crate::desired::Desired;
-use crate::id::{DonorId, Incarnation, PoolId, VolumeId};
+use crate::id::{DonorId, PoolId, VolumeId};
 use crate::observed::Observed;
 use crate::shared_map::SharedMap;
 use crate::topology::Topology;
@@ -62,8 +62,8 @@ impl RunningCapacity {
         let mut offered = reported;
         offered.extend(self.desired.draining.symmetric_difference(&desired.draining).cloned());
         let retired = |one: &Desired, other: &Desired| -> Vec<DonorId> {
-            let differs = |(donor, at): &(&DonorId, &Incarnation)| other.retired_donors.get(*donor) != Some(*at);
-            one.retired_donors.iter().filter(differs).map(|(donor, _)| donor.clone()).collect()
+            let retired = one.retired_donors.keys();
+            retired.filter(|donor| !other.retired_donors.contains_key(*donor)).cloned().collect()
         };
         offered.extend(retired(&self.desired, desired));
         offered.extend(retired(desired, &self.desired));
