@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Limits concurrent password checks. Argon2id takes 19 MiB for each, and anybody can send a password.
+//! Limits concurrent hashing of passwords: at login, and of new ones. Argon2id takes 19 MiB for each, anybody can send a
+//! password, and every account can change its own.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Maximum number of concurrent password checks.
-const CHECKS_MAX: usize = 4;
-/// Maximum number of logins that wait for a check to end. Each blocks one of the threads that answer requests; the
-/// manager refuses further logins at once, with status 503.
+/// Maximum number of passwords that are hashed at the same time: 76 MiB.
+const HASHES_MAX: usize = 4;
+/// Maximum number of requests that wait for a permit. Each blocks one of the threads that answer requests; the manager
+/// refuses further ones at once, with status 503.
 const WAITING_MAX: usize = 16;
-/// Maximum time that a login waits before the manager refuses it, with status 503.
+/// Maximum time that a request waits before the manager refuses it, with status 503.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 struct State {
-    checks: usize,
+    hashes: usize,
     waiting: usize,
 }
 
@@ -27,13 +28,13 @@ pub(crate) struct Hashing {
     ended: Condvar,
 }
 
-/// The permission for one check, until it is dropped.
+/// The permission to hash one password, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit<'a>(&'a Hashing);
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.state().checks -= 1;
+        self.0.state().hashes -= 1;
         self.0.ended.notify_one();
     }
 }
@@ -43,22 +44,22 @@ impl Hashing {
         self.state.lock().expect("a panic ends the daemon")
     }
 
-    /// Waits up to five seconds for a permit. Returns `None` if none becomes free, or if too many logins wait already.
+    /// Waits up to five seconds for a permit. Returns `None` if none becomes free, or if too many requests wait already.
     pub(crate) fn begin(&self) -> Option<Permit<'_>> {
         self.begin_within(WAIT_MAX)
     }
 
     fn begin_within(&self, limit: Duration) -> Option<Permit<'_>> {
         let mut state = self.state();
-        if state.checks == CHECKS_MAX && state.waiting == WAITING_MAX {
+        if state.hashes == HASHES_MAX && state.waiting == WAITING_MAX {
             return None;
         }
         state.waiting += 1;
-        let waited = self.ended.wait_timeout_while(state, limit, |state| state.checks == CHECKS_MAX);
+        let waited = self.ended.wait_timeout_while(state, limit, |state| state.hashes == HASHES_MAX);
         let (mut state, _) = waited.expect("a panic ends the daemon");
         state.waiting -= 1;
-        (state.checks < CHECKS_MAX).then(|| {
-            state.checks += 1;
+        (state.hashes < HASHES_MAX).then(|| {
+            state.hashes += 1;
             Permit(self)
         })
     }
@@ -69,9 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_beyond_the_limit_waits_and_one_beyond_the_queue_is_refused() {
+    fn a_hash_beyond_the_limit_waits_and_one_beyond_the_queue_is_refused() {
         let hashing = Hashing::default();
-        let mut permits: Vec<_> = (0..CHECKS_MAX).map(|_| hashing.begin().expect("a permit")).collect();
+        let mut permits: Vec<_> = (0..HASHES_MAX).map(|_| hashing.begin().expect("a permit")).collect();
         assert!(hashing.begin_within(Duration::from_millis(1)).is_none());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| hashing.begin().is_some());

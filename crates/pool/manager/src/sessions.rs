@@ -58,7 +58,7 @@ pub(crate) struct Who {
 /// Why a caller is not recognised, or an account cannot be changed.
 #[derive(Debug)]
 pub(crate) enum NotAllowed {
-    /// Too many passwords are being checked at the moment.
+    /// Too many passwords are being hashed at the moment.
     Busy,
     /// An account has the name already.
     Exists,

@@ -156,11 +156,16 @@ fn role_of(call: &Call<'_>) -> Result<Option<Role>, Problem> {
     Role::named(name).map(Some).ok_or_else(unknown)
 }
 
+/// Hashes a new password, within the limit on concurrent hashing. This takes long, so it is not the writer's.
+fn hash_new(service: &Service, password: &str) -> Result<String, NotAllowed> {
+    let _permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
+    hash(password).map_err(NotAllowed::Invalid)
+}
+
 pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, password) = (call.text("UserName").unwrap_or_default(), call.text("Password").unwrap_or_default());
     let role = role_of(call)?.unwrap_or(Role::ReadOnly);
-    // Hashing takes long, so it is not the writer's.
-    let hash = hash(password).map_err(NotAllowed::Invalid)?;
+    let hash = hash_new(call.service, password)?;
     let (added, who) = (name.to_owned(), call.who().to_owned());
     call.service.keep(move |sessions| sessions.add_account(&added, role, &hash, &who))?;
     let body = account_body(call, name).unwrap_or_default();
@@ -169,13 +174,9 @@ pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
 
 pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
     check_own(call)?;
-    let change = AccountChange {
-        hash: call.text("Password").map(hash).transpose().map_err(NotAllowed::Invalid)?,
-        role: role_of(call)?,
-        is_enabled: call.body.get("Enabled").and_then(Value::as_bool),
-    };
+    let (role, is_enabled) = (role_of(call)?, call.body.get("Enabled").and_then(Value::as_bool));
     let is_administrator = call.who.as_ref().is_some_and(|who| who.role == Role::Administrator);
-    if !is_administrator && (change.role.is_some() || change.is_enabled.is_some()) {
+    if !is_administrator && (role.is_some() || is_enabled.is_some()) {
         return Err(Problem::new(
             403,
             "Base.1.18.InsufficientPrivilege",
@@ -183,6 +184,8 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
             "ask one",
         ));
     }
+    let hash = call.text("Password").map(|password| hash_new(call.service, password)).transpose()?;
+    let change = AccountChange { hash, role, is_enabled };
     let (name, who) = (call.name().to_owned(), call.who().to_owned());
     let if_match = if_match(call);
     call.service.keep(move |sessions| {

@@ -120,7 +120,7 @@ impl From<NotAllowed> for Problem {
     fn from(not: NotAllowed) -> Problem {
         match not {
             NotAllowed::Busy => {
-                let what = "too many passwords are being checked at the moment";
+                let what = "too many passwords are being hashed at the moment";
                 let mut problem =
                     Problem::new(503, "Base.1.18.ServiceTemporarilyUnavailable", what, "try again in a second");
                 problem.headers.push(("retry-after", "1".to_owned()));
