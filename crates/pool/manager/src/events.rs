@@ -20,7 +20,7 @@ const BEHIND_MAX: usize = 256;
 /// Something that happened in the pool, for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Counts events since the daemon started, from 1 on.
+    /// Counts events since this manager began to lead, from the milliseconds of its clock on; see [`Events::lead`].
     pub(crate) id: u64,
     pub(crate) at: Millis,
     /// Its name in our message registry.
@@ -69,6 +69,14 @@ impl Default for Events {
 }
 
 impl Events {
+    /// Begins a leadership: the next event gets a number greater than this time in milliseconds. So every leader's
+    /// numbers are greater than those of the leaders before it, and a client that sends one of those misses nothing:
+    /// there is less than one event in a millisecond, and an election takes longer than clocks are apart.
+    pub(crate) fn lead(&self, now: Millis) {
+        let mut ring = self.ring.lock().expect("no holder of this lock panics");
+        ring.0 = ring.0.max(now.0);
+    }
+
     /// Adds an event and sends it to all followers.
     pub(crate) fn add(&self, at: Millis, kind: &'static str, severity: &'static str, message: String) {
         let mut ring = self.ring.lock().expect("no holder of this lock panics");
@@ -88,7 +96,7 @@ impl Events {
     }
 
     /// Returns the kept events after number `after`, and everything that follows. A number greater than the newest is
-    /// from before a restart: its client gets all kept events.
+    /// from a leader whose clock was ahead: its client gets all kept events.
     pub(crate) fn follow(&self, after: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let ring = self.ring.lock().expect("no holder of this lock panics");
         let after = if after > ring.0 { 0 } else { after };
@@ -112,8 +120,28 @@ mod tests {
         assert_eq!(kept.iter().map(|event| event.id).collect::<Vec<_>>(), [1025, 1026, 1027]);
         assert_eq!(events.follow(0).0.len(), EVENTS_MAX);
         assert_eq!(events.follow(1027).0, []);
-        assert_eq!(events.follow(9999).0.len(), EVENTS_MAX, "a number of an earlier start");
+        assert_eq!(events.follow(9999).0.len(), EVENTS_MAX, "a number of a leader whose clock was ahead");
         events.add(Millis(9), "Test", "OK", "next".into());
         assert_eq!(following.try_recv().expect("an event").id, 1028);
+    }
+
+    /// Each process counted from 1, so that a client of the earlier leader missed as many events as that had sent.
+    #[test]
+    fn a_client_of_an_earlier_leader_misses_no_event_of_this_one() {
+        let ids = |events: &Events, after| events.follow(after).0.iter().map(|event| event.id).collect::<Vec<_>>();
+        let add = |events: &Events, at| events.add(Millis(at), "Test", "OK", "an event".into());
+        let (first, second) = (Events::default(), Events::default());
+        first.lead(Millis(1000));
+        (0..5).for_each(|_| add(&first, 1000));
+        assert_eq!(ids(&first, 0), [1001, 1002, 1003, 1004, 1005]);
+        second.lead(Millis(3000));
+        (0..3).for_each(|_| add(&second, 3000));
+        assert_eq!(ids(&second, 1005), [3001, 3002, 3003]);
+        first.lead(Millis(9000));
+        add(&first, 9000);
+        assert_eq!(ids(&first, 3003), [9001], "it leads again");
+        first.lead(Millis(10));
+        add(&first, 10);
+        assert_eq!(ids(&first, 9001), [9002], "its clock was set back");
     }
 }

@@ -80,6 +80,7 @@ impl Lead {
         });
         let directory = config.state.directory();
         let shared = &service.shared;
+        shared.events.lead(now());
         let store = ManagerStore::open(store, crash.clone()).map_err(Stop::from)?;
         let store = store.counted_by(Arc::clone(&shared.meters));
         // Donors and hosts get the list as soon as they have a channel.

@@ -71,7 +71,7 @@ export async function follow(
         }
         for (const data of splitter.push(decoder.decode(value, { stream: true }))) {
           const events = readEvents(new Reader(JSON.parse(data), "an event"));
-          // A smaller number is from a manager that was started again.
+          // A smaller number is from a leader whose clock is behind.
           last = events.at(-1)?.id ?? last;
           follower.events(events);
         }
