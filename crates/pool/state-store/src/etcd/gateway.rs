@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::connection::{Connection, connector};
-use super::settings::{Bounds, Endpoint, EtcdSettings, NotSettings};
+use super::settings::{Bounds, Endpoint, EtcdSettings, EtcdTls, NotSettings};
 use crate::failure::Refusal;
 
 /// Longest text of an error that is passed on.
@@ -60,16 +60,36 @@ pub(super) enum NoAnswer {
 pub(super) struct Gateway {
     runtime: Runtime,
     endpoints: Vec<Endpoint>,
-    tls: Option<TlsConnector>,
+    tls: Option<EtcdTls>,
     bounds: Bounds,
     state: RefCell<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// The endpoint that answered last.
     current: usize,
     connection: Option<Connection>,
+    /// The certificates, as they were when all of them could be used.
+    connector: Option<TlsConnector>,
+    /// Why those that are in the files now cannot be used, if they cannot.
+    not_read: Option<NotSettings>,
+}
+
+impl State {
+    /// Reads the certificates again, since they may have been replaced. What cannot be used, such as a certificate
+    /// whose key is still to be written, changes nothing: etcd may take the last ones.
+    fn read_again(&mut self, tls: &EtcdTls) {
+        match connector(tls) {
+            Ok(connector) => (self.connector, self.not_read) = (Some(connector), None),
+            Err(not) => self.not_read = Some(not),
+        }
+    }
+
+    /// Returns what an attempt without an answer means.
+    fn lost(&self, endpoint: &Endpoint, why: &str) -> NoAnswer {
+        let old = |not: &NotSettings| format!("; the last certificates are used, since {not}");
+        NoAnswer::Lost(format!("{endpoint}: {why}{}", self.not_read.as_ref().map(old).unwrap_or_default()))
+    }
 }
 
 impl fmt::Debug for Gateway {
@@ -79,15 +99,16 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// Reads the certificates. Connections are made when they are needed.
+    /// Reads the certificates, and reads them again for each connection. Connections are made when they are needed.
     pub(super) fn new(settings: &EtcdSettings) -> Result<Gateway, NotSettings> {
         let endpoints = settings.parsed_endpoints()?;
-        let tls = settings.tls.as_ref().map(connector).transpose()?;
+        let connector = settings.tls.as_ref().map(connector).transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| NotSettings(format!("etcd cannot be asked: {error}; raise the limit on open files")))?;
-        Ok(Gateway { runtime, endpoints, tls, bounds: settings.bounds, state: RefCell::default() })
+        let state = State { current: 0, connection: None, connector, not_read: None };
+        Ok(Gateway { runtime, endpoints, tls: settings.tls.clone(), bounds: settings.bounds, state: state.into() })
     }
 
     /// Sends a request until it is answered, or refused for a lasting reason, within the bounds.
@@ -108,7 +129,7 @@ impl Gateway {
             let mut state = self.state.borrow_mut();
             last = match outcome {
                 Ok(answer) => return Ok(answer),
-                Err(NoAnswer::Lost(why)) => NoAnswer::Lost(format!("{}: {why}", self.endpoints[state.current])),
+                Err(NoAnswer::Lost(why)) => state.lost(&self.endpoints[state.current], &why),
                 Err(NoAnswer::Refused { refusal, message, .. }) => {
                     let refused = NoAnswer::Refused { refusal, message, is_certain: !is_any_lost };
                     if refusal != Refusal::Busy {
@@ -135,11 +156,14 @@ impl Gateway {
 
     fn attempt(&self, path: &str, body: &Bytes) -> Result<(u16, Bytes), Unanswered> {
         let mut state = self.state.borrow_mut();
-        let State { current, connection } = &mut *state;
+        if let (None, Some(tls)) = (&state.connection, &self.tls) {
+            state.read_again(tls);
+        }
+        let State { current, connection, connector, .. } = &mut *state;
         let unsent = |why: String| Unanswered { why, is_sent: false };
         self.runtime.block_on(async {
             if connection.is_none() {
-                let opened = Connection::open(&self.endpoints[*current], self.tls.as_ref());
+                let opened = Connection::open(&self.endpoints[*current], connector.as_ref());
                 let opened = timeout(self.bounds.connect_max, opened).await;
                 *connection = Some(opened.unwrap_or_else(|_| Err("no connection in time".into())).map_err(unsent)?);
             }
