@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 pub mod account;
 pub mod change;
 pub mod joining;
+mod lifetime;
 
 use account::{Accounts, Login};
 use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Release, Resize};
