@@ -152,7 +152,8 @@ Examples:
 Examples:
   aquifer fabric create db --size 8GiB --zone lab --class tcp --redundancy mirror=2
   aquifer fabric create scratch --size 1TiB --zone lab --class tcp --redundancy parity=4+2 --dry-run
-  aquifer fabric create cache --size 1GiB --zone lab --class tcp --donor d0002 --label owner=ada")]
+  aquifer fabric create cache --size 1GiB --zone lab --class tcp --donor d0002 --label owner=ada
+  aquifer fabric create night --size 64GiB --zone lab --class tcp --expires 12h")]
     Create(Create),
     /// Bind a volume to a host
     #[command(after_long_help = "\

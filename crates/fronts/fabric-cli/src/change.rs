@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_fabric::{Bytes, PlainJson, Redundancy, VolumeName};
 use aquifer_fabric_args::{
@@ -53,6 +54,12 @@ fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Re
     session.show(&answer.body, text)
 }
 
+/// Returns the time now, in milliseconds since 1970.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Finds a volume in whichever pool it is, and returns its path and what it is.
 fn find(session: &Session<'_>, volume: &VolumeName) -> Result<(String, Answer), Failure> {
     let pools = collection(&session.client, POOLS, "")?;
@@ -96,6 +103,9 @@ pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Fai
     }
     if !labels.is_empty() {
         spec["labels"] = json!(labels);
+    }
+    if let Some(seconds) = args.expires {
+        spec["expires_at"] = json!(now_ms() + seconds * 1000);
     }
     let body = json!({ "Name": args.volume, "MemoryChunkSizeMiB": args.size.0 >> 20, "Oem": { "Aquifer": spec } });
     let path = format!("{POOLS}/{}/MemoryChunks", args.pool);

@@ -7,7 +7,7 @@ use aquifer_fabric::Redundancy;
 use aquifer_manager_client::{Failure, collection};
 use serde_json::Value;
 
-use crate::show::{Session, cell};
+use crate::show::{Session, cell, date};
 use crate::table::columns;
 
 pub(crate) const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
@@ -157,10 +157,15 @@ fn volume(member: &Value) -> Vec<String> {
     let redundancy = redundancy.map(|redundancy| redundancy.to_string()).unwrap_or_default();
     let [pool, size, zone, class] = ["pool", "size", "zone", "class"].map(|name| cell(&spec[name]));
     let donor = cell(&spec["donor"]);
+    let expires = spec["expires_at"].as_u64().map(date).unwrap_or_default();
     let labels = spec["labels"].as_object().into_iter().flatten().map(|(key, value)| format!("{key}={}", cell(value)));
     let labels = labels.collect::<Vec<_>>().join(",");
-    vec![cell(&member["Id"]), state(member), size, cell(&ours["Host"]), pool, zone, class, redundancy, donor, labels]
+    let [name, host] = [&member["Id"], &ours["Host"]].map(cell);
+    vec![name, state(member), size, host, pool, zone, class, redundancy, donor, expires, labels]
 }
+
+const VOLUME_TITLES: [&str; 11] =
+    ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY", "DONOR", "EXPIRES", "LABELS"];
 
 /// Lists the volumes of all pools: one table, or one collection for each pool.
 pub(crate) fn volumes(session: &mut Session<'_>) -> Result<(), Failure> {
@@ -175,9 +180,6 @@ pub(crate) fn volumes(session: &mut Session<'_>) -> Result<(), Failure> {
     }
     match session.json {
         true => Ok(()),
-        false => {
-            let titles = ["VOLUME", "STATE", "SIZE", "HOST", "POOL", "ZONE", "CLASS", "REDUNDANCY", "DONOR", "LABELS"];
-            session.print(&columns(&titles, &all, &session.output))
-        }
+        false => session.print(&columns(&VOLUME_TITLES, &all, &session.output)),
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn cell(value: &Value) -> String {
 }
 
 /// Returns an instant in milliseconds since 1970, as UTC.
-fn date(at: u64) -> String {
+pub(crate) fn date(at: u64) -> String {
     let (days, seconds) = (at / 86_400_000, at / 1000 % 86_400);
     // Howard Hinnant's civil_from_days, for days since 1970.
     let shifted = days + 719_468;

@@ -81,6 +81,29 @@ fn a_volume_is_created_bound_grown_shrunk_moved_and_released() {
 }
 
 #[test]
+fn a_volume_expires_at_the_time_that_is_listed() {
+    let rack = Rack::ready("expires", "");
+    let of = |name, time| ["create", name, "--size", "1GiB", "--zone", "lab", "--class", "tcp", "--expires", time];
+    let now_ms = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis() as u64;
+    let before = now_ms();
+    rack.done(&of("night", "12h"));
+    let members = rack.json(&["volumes"])["Members"].clone();
+    let night = members.as_array().and_then(|all| all.iter().find(|member| member["Id"] == "night"));
+    let at = night.expect("it is listed")["Oem"]["Aquifer"]["Spec"]["expires_at"].as_u64().expect("a time");
+    assert!((before..=now_ms()).contains(&(at - 12 * 3_600_000)), "{at}");
+    let line = volume(&rack, "night").expect("it is listed");
+    let listed = line.last().expect("the time");
+    assert!(listed.len() == "2026-01-01T00:00:00Z".len() && listed.ends_with('Z'), "{line:?}");
+    rack.done(&["bind", "night", "h001"]);
+    rack.done(&of("short", "1s"));
+    let begun = std::time::Instant::now();
+    while volume(&rack, "short").is_some() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it stays");
+    }
+    assert!(volume(&rack, "night").is_some() && volume(&rack, "db").is_some_and(|line| !line.contains(listed)));
+}
+
+#[test]
 fn a_volume_has_the_donor_and_the_labels_that_it_is_created_with() {
     let rack = Rack::ready("donor", "");
     let of = |name, more: &[&'static str]| {

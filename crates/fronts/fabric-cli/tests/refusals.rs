@@ -32,6 +32,7 @@ fn bad_input_is_a_usage_error_before_anything_is_asked() {
         (&[&create[..], &["2MiB", "--redundancy", "mirror=1"]].concat(), "write none, mirror=2"),
         (&[&create[..], &["2MiB", "--label", "owner"]].concat(), "; write KEY=VALUE, such as owner=ada"),
         (&[&create[..], &["2MiB", "--donor", "D 1"]].concat(), "name"),
+        (&[&create[..], &["2MiB", "--expires", "12"]].concat(), "write a number and s, m, h or d, such as 15m; 3650d"),
         (&["bind", "db"], "<HOST>"),
         (&["bind", "db", "../h000"], "name"),
         (&["grow", "db", "0MiB"], "write 1MiB or more"),

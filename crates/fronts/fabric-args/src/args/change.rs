@@ -8,6 +8,11 @@ use std::path::PathBuf;
 use aquifer_fabric::{Bytes, DonorId, HostId, LABEL_BYTES_MAX, PoolId, Redundancy, VolumeName, ZoneId};
 use clap::{Args, ValueEnum};
 
+use super::lifetime::seconds;
+
+/// Maximum lifetime of a volume that expires, ten years: far more than anybody plans, and no clock overflows.
+const EXPIRES_DAYS_MAX: u64 = 3650;
+
 /// Whether a command carries its change out, or only shows it.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct DryRun {
@@ -68,6 +73,9 @@ pub struct Create {
     /// Take it from this donor only; it never moves from there. Without redundancy
     #[arg(long, value_name = "DONOR")]
     pub donor: Option<DonorId>,
+    /// Release it this long from now, in s, m, h or d, bound or not
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    pub expires: Option<u64>,
     /// A note about it, by which the manager decides nothing; repeat it for more, up to 16
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
@@ -199,6 +207,11 @@ fn mebibytes(text: &str) -> Result<Bytes, String> {
         Some(rounded) if size.0 >= MIB => Ok(Bytes(rounded)),
         _ => Err(format!("{size} cannot be the size of a volume; write 1MiB or more, such as 16GiB")),
     }
+}
+
+/// Parses how long a volume is to exist, as seconds.
+fn lifetime(text: &str) -> Result<u64, String> {
+    seconds(text, EXPIRES_DAYS_MAX)
 }
 
 /// Parses a label: the value begins after the first equals sign, and may be empty.
