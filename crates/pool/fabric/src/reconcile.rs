@@ -125,10 +125,10 @@ impl States<'_> {
     /// assumed to be: an agent lets it go only when it is offline, and nothing is lost.
     fn was_taken(self, host: &HostId, id: VolumeId, lease: &MemberLease) -> bool {
         let Source::Slabs { donor } = &lease.source else { return true };
-        let Some(report) = self.observed.donors.get(donor) else { return false };
-        if self.desired.retired_donors.get(donor) == Some(&report.incarnation) {
+        if self.desired.retired_donors.contains_key(donor) {
             return true;
         }
+        let Some(report) = self.observed.donors.get(donor) else { return false };
         let lent = report.lease(id, lease.member);
         match lent.map(|lent| (lent.state, &lent.host)) {
             Some((LeaseState::Released, _)) => true,
