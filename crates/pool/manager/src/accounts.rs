@@ -4,8 +4,8 @@
 //! Accounts: names, roles, and Argon2id hashes of passwords. Stored under `account/NAME`.
 
 use aquifer_fabric::VolumeName;
-use argon2::Argon2;
-use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, SaltString};
+use argon2::password_hash::{Output, ParamsString, PasswordHash, Salt, SaltString};
+use argon2::{Algorithm, Argon2, Block, Params, Version};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,27 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The memory in which one password at a time is hashed: 19 MiB from its first use on.
+#[derive(Default)]
+pub(crate) struct Memory(Vec<Block>);
+
+impl Memory {
+    /// Hashes a password with Argon2id. `None` for costs that need more memory than there is here.
+    fn hash(&mut self, password: &str, salt: Salt<'_>, params: Params) -> Option<Output> {
+        self.0.resize(Params::DEFAULT.block_count(), Block::default());
+        let mut salt_bytes = [0; Salt::MAX_LENGTH];
+        let salt = salt.decode_b64(&mut salt_bytes).ok()?;
+        let length = params.output_len().unwrap_or(Params::DEFAULT_OUTPUT_LEN);
+        let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+        let fill = |output: &mut [u8]| {
+            Ok(argon2.hash_password_into_with_memory(password.as_bytes(), salt, output, &mut self.0)?)
+        };
+        Output::init_with(length, fill).ok()
+    }
+}
+
 /// Hashes a new password. The error says what is wrong with it.
-pub(crate) fn hash(password: &str) -> Result<String, String> {
+pub(crate) fn hash(password: &str, memory: &mut Memory) -> Result<String, String> {
     if !(PASSWORD_BYTES_MIN..=PASSWORD_BYTES_MAX).contains(&password.len()) {
         return Err(format!(
             "the password does not have {PASSWORD_BYTES_MIN} to {PASSWORD_BYTES_MAX} bytes; choose another one"
@@ -108,36 +127,70 @@ pub(crate) fn hash(password: &str) -> Result<String, String> {
     }
     let salt = SaltString::encode_b64(&random::<16>()).expect("16 bytes are a salt");
     // The default costs are those that OWASP recommends: 19 MiB, two passes.
-    let hashed = Argon2::default().hash_password(password.as_bytes(), &salt);
-    Ok(hashed.expect("a password and a salt of these lengths can be hashed").to_string())
+    let hashed = memory.hash(password, salt.as_salt(), Params::DEFAULT);
+    let hashed = PasswordHash {
+        algorithm: Algorithm::Argon2id.ident(),
+        version: Some(Version::V0x13.into()),
+        params: ParamsString::try_from(Params::DEFAULT).expect("numbers can be written"),
+        salt: Some(salt.as_salt()),
+        hash: Some(hashed.expect("a password and a salt of these lengths can be hashed")),
+    };
+    Ok(hashed.to_string())
 }
 
 /// Returns whether a password is right. Takes equally long for an account that does not exist.
-pub(crate) fn verify(account: Option<&Account>, password: &str) -> bool {
+pub(crate) fn verify(account: Option<&Account>, password: &str, memory: &mut Memory) -> bool {
     // The hash of a random password that was thrown away.
     const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm9ib2R5\
         $1u3E5tbOPEZbUvf1YrFgHZ1nH8jXG2m1Jm0h6Xz1QmA";
     let hash = account.map_or(NOBODY, |account| &account.hash);
     let password = if password.len() > PASSWORD_BYTES_MAX { "" } else { password };
     let Ok(hash) = PasswordHash::new(hash) else { return false };
-    let is_right = Argon2::default().verify_password(password.as_bytes(), &hash).is_ok();
+    let is_ours = hash.algorithm == Algorithm::Argon2id.ident() && hash.version == Some(Version::V0x13.into());
+    let (true, Some(salt), Ok(params)) = (is_ours, hash.salt, Params::try_from(&hash)) else { return false };
+    let found = memory.hash(password, salt, params);
+    // Outputs are compared in constant time.
+    let is_right = found.is_some() && found == hash.hash;
     is_right && account.is_some_and(|account| account.is_enabled)
 }
 
 #[cfg(test)]
 mod tests {
+    use argon2::password_hash::{PasswordHasher, PasswordVerifier};
+
     use super::*;
 
     #[test]
     fn a_password_is_right_or_wrong() {
-        let hash = hash("correct horse battery").expect("hashed");
+        let memory = &mut Memory::default();
+        let hash = hash("correct horse battery", memory).expect("hashed");
         assert!(hash.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{hash}");
         let mut account = Account { role: Role::Operator, hash, is_enabled: true, changes: 0 };
-        assert!(verify(Some(&account), "correct horse battery") && !verify(Some(&account), "correct horse batterx"));
-        assert!(!verify(None, "correct horse battery") && !verify(None, ""));
+        assert!(verify(Some(&account), "correct horse battery", memory));
+        assert!(!verify(Some(&account), "correct horse batterx", memory));
+        assert!(!verify(None, "correct horse battery", memory) && !verify(None, "", memory));
         account.is_enabled = false;
-        assert!(!verify(Some(&account), "correct horse battery"));
-        assert!(super::hash("short").is_err() && super::hash(&"x".repeat(257)).is_err());
+        assert!(!verify(Some(&account), "correct horse battery", memory));
+        assert!(super::hash("short", memory).is_err() && super::hash(&"x".repeat(257), memory).is_err());
+        for damaged in ["", "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5", "$argon2i$v=19$m=19456,t=2,p=1"] {
+            let account = Account { hash: damaged.into(), is_enabled: true, ..account.clone() };
+            assert!(!verify(Some(&account), "correct horse battery", memory), "{damaged}");
+        }
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_library_with_memory_of_its_own() {
+        let memory = &mut Memory::default();
+        // The memory has been used before.
+        hash("another horse", memory).expect("hashed");
+        let ours = hash("correct horse battery", memory).expect("hashed");
+        let library = Argon2::default();
+        let parsed = PasswordHash::new(&ours).expect("a hash");
+        assert_eq!(library.verify_password(b"correct horse battery", &parsed), Ok(()));
+        let salt = SaltString::encode_b64(b"a salt of theirs").expect("a salt");
+        let theirs = library.hash_password(b"correct horse battery", &salt).expect("hashed").to_string();
+        let account = Account { role: Role::Operator, hash: theirs, is_enabled: true, changes: 0 };
+        assert!(verify(Some(&account), "correct horse battery", memory));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use aquifer_fabric::Millis;
 
 use crate::account_changes::carry_out;
-use crate::accounts::{Role, hash, hex, random};
+use crate::accounts::{Memory, Role, hash, hex, random};
 use crate::manager_store::{ManagerStore, ManagerStoreFailure};
 use crate::sessions::Sessions;
 
@@ -53,7 +53,7 @@ fn write_password(directory: &Path) -> Result<String, String> {
     file.and_then(|mut file| writeln!(file, "{password}").and_then(|()| file.sync_all())).map_err(unwritable)?;
     // A power failure could take the name of a new file, and leave the account.
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(unwritable)?;
-    hash(&password)
+    hash(&password, &mut Memory::default())
 }
 
 /// Removes the file once its password is no longer the account's.

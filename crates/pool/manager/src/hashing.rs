@@ -7,7 +7,9 @@
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Maximum number of passwords that are hashed at the same time: 76 MiB.
+use crate::accounts::Memory;
+
+/// Maximum number of passwords that are hashed at the same time: 76 MiB, which are kept once they were needed.
 const HASHES_MAX: usize = 4;
 /// Maximum number of requests that wait for a permit. Each blocks one of the threads that answer requests; the manager
 /// refuses further ones at once, with status 503.
@@ -15,27 +17,34 @@ const WAITING_MAX: usize = 16;
 /// Maximum time that a request waits before the manager refuses it, with status 503.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     hashes: usize,
     waiting: usize,
+    /// The memory of earlier hashes. Freed memory of this size would stay with the thread that has freed it, in the
+    /// allocator, so that each thread that answers requests would have 19 MiB in the end.
+    memory: Vec<Memory>,
 }
 
 /// The limit, and how much of it is in use.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Hashing {
     state: Mutex<State>,
     ended: Condvar,
 }
 
-/// The permission to hash one password, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Permit<'a>(&'a Hashing);
+/// The permission to hash one password, until it is dropped, and the memory for it.
+pub(crate) struct Permit<'a> {
+    of: &'a Hashing,
+    pub(crate) memory: Memory,
+}
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.state().hashes -= 1;
-        self.0.ended.notify_one();
+        let mut state = self.of.state();
+        state.hashes -= 1;
+        state.memory.push(std::mem::take(&mut self.memory));
+        self.of.ended.notify_one();
     }
 }
 
@@ -58,10 +67,13 @@ impl Hashing {
         let waited = self.ended.wait_timeout_while(state, limit, |state| state.hashes == HASHES_MAX);
         let (mut state, _) = waited.expect("a panic ends the daemon");
         state.waiting -= 1;
-        (state.hashes < HASHES_MAX).then(|| {
-            state.hashes += 1;
-            Permit(self)
-        })
+        if state.hashes == HASHES_MAX {
+            return None;
+        }
+        state.hashes += 1;
+        let memory = state.memory.pop();
+        drop(state);
+        Some(Permit { of: self, memory: memory.unwrap_or_default() })
     }
 }
 

@@ -15,7 +15,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use crate::account_changes::Pending;
-use crate::accounts::{ACCOUNTS_MAX, Account, Role, check_name, hex, random, verify};
+use crate::accounts::{ACCOUNTS_MAX, Account, Memory, Role, check_name, hex, random, verify};
 use crate::config::SessionsConfig;
 use crate::login_attempts::{Attempts, TooMany};
 use crate::manager_store::{Entry, ManagerStore, ManagerStoreFailure};
@@ -335,7 +335,7 @@ impl Sessions {
 
     /// Checks a password without the limits of strangers: for the first account and for tests.
     pub(crate) fn is_password(&self, name: &str, password: &str) -> bool {
-        verify(self.accounts.get(name), password)
+        verify(self.accounts.get(name), password, &mut Memory::default())
     }
 }
 

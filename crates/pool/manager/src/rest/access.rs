@@ -11,6 +11,7 @@ use super::service::{Call, Request, Service};
 use super::{date, now};
 use crate::account_changes::Pending;
 use crate::accounts::{Role, hash, verify};
+use crate::first_account::ADMIN;
 use crate::sessions::{AccountChange, NotAllowed, Who};
 
 const SESSIONS: &str = "/redfish/v1/SessionService/Sessions";
@@ -34,8 +35,8 @@ pub(super) fn recognise(service: &Service, request: &Request) -> Result<Who, Pro
 fn log_in(service: &Service, request: &Request, name: &str, password: &str) -> Result<Who, Problem> {
     let account = service.sessions().begin(request.from, name, now())?;
     // Hashing takes long, so it is outside the lock.
-    let permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
-    let is_right = verify(account.as_ref(), password);
+    let mut permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
+    let is_right = verify(account.as_ref(), password, &mut permit.memory);
     drop(permit);
     let ended = service.sessions().end(request.from, account, name, is_right, now());
     let entry = match ended {
@@ -158,8 +159,8 @@ fn role_of(call: &Call<'_>) -> Result<Option<Role>, Problem> {
 
 /// Hashes a new password, within the limit on concurrent hashing. This takes long, so it is not the writer's.
 fn hash_new(service: &Service, password: &str) -> Result<String, NotAllowed> {
-    let _permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
-    hash(password).map_err(NotAllowed::Invalid)
+    let mut permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
+    hash(password, &mut permit.memory).map_err(NotAllowed::Invalid)
 }
 
 pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
@@ -192,8 +193,16 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.change_account(&name, &change, &who)
     })?;
-    crate::first_account::forget(&call.service.sessions(), &call.service.directory);
+    forget_first(call);
     Ok(Answer::of(200, account_body(call, call.name()).unwrap_or_default()))
+}
+
+/// Removes the file with the first password, if the first account was changed and has another one now.
+fn forget_first(call: &Call<'_>) {
+    // Looking takes as long as a login, with the lock of the sessions, so that nobody else may have it done.
+    if call.name() == ADMIN {
+        crate::first_account::forget(&call.service.sessions(), &call.service.directory);
+    }
 }
 
 pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
@@ -203,7 +212,7 @@ pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.delete_account(&name, &who)
     })?;
-    crate::first_account::forget(&call.service.sessions(), &call.service.directory);
+    forget_first(call);
     Ok(Answer::empty())
 }
 

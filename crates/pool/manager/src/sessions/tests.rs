@@ -9,7 +9,7 @@ use aquifer_state_store::MemoryStore;
 
 use super::*;
 use crate::account_changes::carry_out;
-use crate::accounts::hash;
+use crate::accounts::{Memory, hash};
 use crate::crash::CrashPoint;
 
 /// Accounts and sessions with their store.
@@ -24,7 +24,7 @@ impl Site {
         let config = SessionsConfig { idle_seconds: 10, life_seconds: 30, ..SessionsConfig::default() };
         let sessions = Mutex::new(Sessions::load(&store, config).expect("loaded"));
         let mut site = Site { store, sessions };
-        let hash = hash("correct horse").expect("hashed");
+        let hash = hash("correct horse", &mut Memory::default()).expect("hashed");
         site.keep(0, |sessions| sessions.add_account("amy", Role::Administrator, &hash, "test")).expect("added");
         let who = site.by_password("amy");
         (site, who)
@@ -82,7 +82,7 @@ fn a_stream_keeps_its_session_and_ends_with_it() {
     let by_password = Who { session: None, ..who };
     assert!(site.is_still(&by_password, 20_000));
     let lower = AccountChange { is_enabled: Some(false), ..AccountChange::default() };
-    let hash = hash("another horse").expect("hashed");
+    let hash = hash("another horse", &mut Memory::default()).expect("hashed");
     site.keep(0, |sessions| sessions.add_account("bob", Role::Administrator, &hash, "test")).expect("added");
     site.keep(0, |sessions| sessions.change_account("amy", &lower, "bob")).expect("changed");
     assert!(!site.is_still(&by_password, 20_000), "an account that was disabled");
@@ -132,7 +132,10 @@ fn the_last_administrator_stays() {
 fn a_changed_account_has_no_sessions() {
     let (mut site, who) = Site::new();
     let (_, token) = site.keep(0, |sessions| sessions.create(&who, Millis(0))).expect("created");
-    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    let change = AccountChange {
+        hash: Some(hash("another password", &mut Memory::default()).expect("hashed")),
+        ..AccountChange::default()
+    };
     site.keep(1, |sessions| sessions.change_account("amy", &change, "amy")).expect("changed");
     assert!(site.recognise(&token, 1).is_err());
     let sessions = site.sessions.lock().expect("a lock");
@@ -151,7 +154,10 @@ fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
         site.sessions.lock().expect("a lock").end(from, account, "amy", true, Millis(1))
     };
     assert_eq!(try_right(None).expect("it is right").name, "amy");
-    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    let change = AccountChange {
+        hash: Some(hash("another password", &mut Memory::default()).expect("hashed")),
+        ..AccountChange::default()
+    };
     assert!(matches!(try_right(Some(&change)), Err(Some(_))));
 }
 
@@ -159,7 +165,10 @@ fn a_password_that_was_changed_while_it_was_checked_is_wrong() {
 #[test]
 fn a_password_that_was_changed_before_the_session_is_made_makes_none() {
     let (mut site, who) = Site::new();
-    let change = AccountChange { hash: Some(hash("another password").expect("hashed")), ..AccountChange::default() };
+    let change = AccountChange {
+        hash: Some(hash("another password", &mut Memory::default()).expect("hashed")),
+        ..AccountChange::default()
+    };
     site.keep(1, |sessions| sessions.change_account("amy", &change, "amy")).expect("changed");
     let refused = site.keep(1, |sessions| sessions.create(&who, Millis(1)));
     assert!(matches!(refused, Err(NotAllowed::Login)), "{refused:?}");
