@@ -325,10 +325,10 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
     ];
     let volume = ListedVolume { name: "db".into(), id: "00000000000000a1".into(), slabs: 8, is_bound: true };
     let listing = Listing { files: None, volumes: vec![volume] };
-    let answers =
-        [Answer::View(view), Answer::Listing(listing), Answer::Denied(Denial::NotPermitted { uid: 1, gid: 2 })];
+    let denials = [Denial::NotPermitted { uid: 1, gid: 2 }, Denial::Ambiguous { ids: vec!["00000000000000a1".into()] }];
+    let answers = [Answer::View(view), Answer::Listing(listing)].into_iter().chain(denials.map(Answer::Denied));
     let requests: Vec<Vec<u8>> = requests.iter().map(|request| encode(request).expect("it is short")).collect();
-    let answers = answers.iter().map(|answer| encode(answer).expect("it is short"));
+    let answers = answers.map(|answer| encode(&answer).expect("it is short"));
     let stream = requests.concat();
     requests.into_iter().chain(answers).chain([stream]).collect()
 }

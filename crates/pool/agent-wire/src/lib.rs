@@ -26,6 +26,7 @@ mod message;
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, HEAD_BYTES, NotAFrame, encode};
 pub use message::{
-    Answer, Denial, LISTED_MAX, ListedVolume, Listing, MEMBERS_MAX, MemberProgress, MemberView, NAME_BYTES_MAX, Order,
-    Progress, Redundancy, Request, SESSION_MAX, SOCKET, STATE, TenantFiles, VERSION, View, is_name,
+    AMBIGUOUS_MAX, Answer, Denial, LISTED_MAX, ListedVolume, Listing, MEMBERS_MAX, MemberProgress, MemberView,
+    NAME_BYTES_MAX, Order, Progress, Redundancy, Request, SESSION_MAX, SOCKET, STATE, TenantFiles, VERSION, View,
+    is_name,
 };

@@ -21,8 +21,11 @@ pub const STATE: &str = "/var/lib/aquifer/agent";
 pub const NAME_BYTES_MAX: usize = 63;
 /// Members in one message at most: the spans of a volume, each with the members of a parity.
 pub const MEMBERS_MAX: usize = 1024;
-/// Maximum number of volumes in one listing: the maximum that an agent's configuration can name.
+/// Maximum number of volumes in one listing: the maximum that an agent's configuration can name, and that a host can
+/// have.
 pub const LISTED_MAX: usize = 4096;
+/// Maximum number of ids in one denial. A choice: a person reads them, and picks one.
+pub const AMBIGUOUS_MAX: usize = 8;
 
 /// Returns whether a text can be the name, or the id, of a volume: as in the pool, lower-case letters, digits, `-`, `_`
 /// and `.`, beginning with a letter or a digit.
@@ -75,6 +78,11 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Denial {
+    /// Several volumes of the host have the name.
+    Ambiguous {
+        /// The ids of these volumes, [`AMBIGUOUS_MAX`] at most.
+        ids: Vec<String>,
+    },
     /// The agent serves as many programs as it can, or this program or its user has its share.
     Busy {
         /// How many programs the agent serves.
@@ -112,6 +120,9 @@ pub enum Denial {
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Ambiguous { ids } => {
+                write!(f, "several volumes of this host have this name; name one by its id instead: {}", ids.join(", "))
+            }
             Self::Busy { programs } => {
                 write!(
                     f,
@@ -129,7 +140,8 @@ impl fmt::Display for Denial {
             ),
             Self::NotPermitted { uid, gid } => write!(
                 f,
-                "user {uid} with group {gid} may not use it; add one of them to the volume in the agent's file"
+                "user {uid} with group {gid} may not use it; add one of them to a [[volume]] in the agent's file, and \
+                 reload the agent"
             ),
             Self::NotRecorded { why } => {
                 write!(f, "the agent cannot record its use: {why}; free space in the agent's state directory")
@@ -298,6 +310,7 @@ mod tests {
     #[test]
     fn every_denial_is_one_line_with_a_remedy() {
         for (denial, remedy) in [
+            (Denial::Ambiguous { ids: vec!["00000000000000a1".into()] }, "by its id instead: 00000000000000a1"),
             (Denial::Busy { programs: 9 }, "programs_max"),
             (Denial::Malformed { why: "x".into() }, "of the agent's version"),
             (Denial::NotBound { host: "h".into() }, "aquifer fabric bind"),
