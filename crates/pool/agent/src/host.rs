@@ -23,6 +23,7 @@ use aquifer_telemetry::{Telemetry, TelemetryFailure};
 use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
 use crate::host_state::{HostState, Surroundings, host_of};
+use crate::permits::Permits;
 use crate::processes;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
@@ -87,6 +88,8 @@ impl std::error::Error for AgentFailure {}
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) telemetry: Telemetry,
+    /// Who may open which volumes: those of the configuration as it was read last.
+    permits: Mutex<Arc<Permits>>,
     donors: BTreeMap<DonorId, (String, String)>,
     state: Mutex<State>,
     sessions: Mutex<Vec<Weak<Wakeup>>>,
@@ -120,6 +123,11 @@ impl Shared {
             self.wake_sessions();
         }
         (outcome, stored)
+    }
+
+    /// Returns who may open which volumes now.
+    pub(crate) fn permits(&self) -> Arc<Permits> {
+        Arc::clone(&self.permits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns what a view needs besides the host state.
@@ -182,7 +190,7 @@ impl fmt::Debug for Host {
 impl Host {
     /// Reads the state, and starts to serve programs and to keep the channel to the managers. `log` gets lines for the
     /// operator.
-    pub fn start(settings: Settings, log: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Host, AgentFailure> {
+    pub fn start(mut settings: Settings, log: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Host, AgentFailure> {
         let state = |why| AgentFailure::State { why };
         let boot = processes::boot().ok_or(AgentFailure::NoBoot)?;
         let kept = StateFile::open(&settings.state).map_err(state)?;
@@ -196,7 +204,8 @@ impl Host {
         let telemetry =
             Telemetry::start(settings.collector.as_ref(), "aquifer-agent", settings.host.as_str(), Arc::clone(&log));
         let telemetry = telemetry.map_err(|failure| AgentFailure::Telemetry { failure })?;
-        let shared = Arc::new(Shared { settings, telemetry, donors, state, sessions: Mutex::default() });
+        let permits = Mutex::new(Arc::new(std::mem::take(&mut settings.volumes)));
+        let shared = Arc::new(Shared { settings, telemetry, permits, donors, state, sessions: Mutex::default() });
         shared.change(|_| ()).1.map_err(|error| AgentFailure::State {
             why: format!("the state cannot be stored: {error}; free space in the state directory"),
         })?;

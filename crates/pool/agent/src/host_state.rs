@@ -9,13 +9,14 @@
 //! has just started does not mistake a program that has not reconnected yet for one that has ended.
 //!
 //! A member that joins in a place that another member has replaces it: programs move everything from the old one, and
-//! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps, `users.rs` has
-//! the users, and `view.rs` says what each of them is to do.
+//! the new one counts as being copied until that is done. `order.rs` carries out the manager's steps, `opening.rs`
+//! decides who may open which volume, `users.rs` has the users, and `view.rs` says what each of them is to do.
 //!
 //! Next on the path: `session.rs` sends views to programs; `tiers/src/pool/follower.rs` receives them there.
 
 mod devices;
 mod listing;
+mod opening;
 mod order;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use devices::LeftDevice;
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
+pub(crate) use opening::{Opening, Refusal};
 use users::User;
 pub(crate) use users::{UserId, share_of};
 pub(crate) use view::{Surroundings, host_of};

@@ -7,7 +7,8 @@
 //! volumes, and adds and removes members as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
 //! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
 //! host state (`host_state.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the manager is
-//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`).
+//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`). Who may use which
+//! volume is in the configuration (`permits.rs`).
 //!
 //! Members on memory devices are not memory of donors: `host_state/devices.rs` decides when such memory comes online
 //! and goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory
@@ -21,8 +22,7 @@
 //!     [manager]
 //!     addresses = ['127.0.0.1:7444']
 //!     [[volume]]
-//!     name = 'db'
-//!     id = '00000000000000a1'
+//!     name = 'web-*'
 //!     uids = [1000]
 //! ".parse()?;
 //! assert_eq!(settings.host.as_str(), "web-1");
@@ -36,6 +36,7 @@ mod cxl;
 mod host;
 mod host_state;
 mod named_files;
+mod permits;
 mod processes;
 mod server;
 mod session;

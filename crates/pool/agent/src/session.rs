@@ -18,12 +18,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_agent_wire::{Answer, Decoder, Denial, NotAFrame, Request, VERSION, View, encode, is_name};
+use aquifer_agent_wire::{AMBIGUOUS_MAX, Answer, Decoder, Denial, NotAFrame, Request, VERSION, View, encode};
+use aquifer_fabric::VolumeId;
 use aquifer_sys::wakeup::{Wakeup, readable};
 use aquifer_telemetry::Side;
 
 use crate::host::Shared;
-use crate::host_state::{HostState, UserId};
+use crate::host_state::{Opening, Refusal, UserId};
 use crate::processes::Process;
 use crate::server::deny;
 
@@ -149,28 +150,19 @@ impl Session {
             return Err(Ending::Denied(Denial::Version { version: VERSION }));
         }
         let Peer { uid, gid, pid } = self.peer;
-        let settings = &self.shared.settings;
-        let not_bound = || Ending::Denied(Denial::NotBound { host: settings.host.to_string() });
-        let is_it = |permit: &&crate::settings::Permit| permit.name == volume || permit.id.to_string() == volume;
-        let permit = settings.volumes.iter().find(is_it).filter(|_| is_name(&volume));
-        // Only root may use a volume that is in nobody's list; a user who may not use it does not learn whether it
-        // exists.
-        let id = match permit {
-            Some(permit) if permit.allows(uid, gid) => permit.id,
-            None if uid == 0 => volume.try_into().map_err(|_| not_bound())?,
-            _ => return Err(Ending::Denied(Denial::NotPermitted { uid, gid })),
-        };
-        let id = UserId { volume: id, process: Process::of(pid), session };
-        let programs = settings.programs_max;
-        let open = |host_state: &mut HostState| {
-            host_state.has_room(id, uid, programs).then(|| host_state.open(id, uid, &holds))
-        };
-        let (opened, stored) = self.shared.change(open);
-        match opened {
-            None => return Err(Ending::Denied(Denial::Busy { programs })),
-            Some(false) => return Err(not_bound()),
-            Some(true) => {}
-        }
+        let opening = Opening { volume: &volume, process: Process::of(pid), session, uid, gid, holds: &holds };
+        let (permits, programs) = (self.shared.permits(), self.shared.settings.programs_max);
+        let (opened, stored) = self.shared.change(|host_state| host_state.admit_program(opening, &permits, programs));
+        let id = opened.map_err(|refusal| {
+            Ending::Denied(match refusal {
+                Refusal::Ambiguous(ids) => {
+                    Denial::Ambiguous { ids: ids.iter().take(AMBIGUOUS_MAX).map(VolumeId::to_string).collect() }
+                }
+                Refusal::Busy => Denial::Busy { programs },
+                Refusal::NotBound => Denial::NotBound { host: self.shared.settings.host.to_string() },
+                Refusal::NotPermitted => Denial::NotPermitted { uid, gid },
+            })
+        })?;
         if let Err(error) = stored {
             let _ = self.shared.change(|host_state| host_state.close(id));
             return Err(Ending::Denied(Denial::NotRecorded { why: error.to_string() }));

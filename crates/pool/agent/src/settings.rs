@@ -8,20 +8,20 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use aquifer_agent_wire::{SOCKET, STATE, is_name};
+use aquifer_agent_wire::{SOCKET, STATE};
 use aquifer_control::ManagerAddress;
 use aquifer_cxl_host::{Nodes, Purpose};
-use aquifer_fabric::{DeviceId, DonorId, HostId, VolumeId};
+use aquifer_fabric::{DeviceId, DonorId, HostId};
 use aquifer_telemetry::Collector;
 use aquifer_tls::Files;
 use serde::Deserialize;
+
+use crate::permits::{Permits, RawPermit};
 
 /// Programs that are served at the same time, unless the file gives another number.
 const PROGRAMS: usize = 256;
 /// That number at most: each takes a thread and three descriptors.
 const PROGRAMS_MAX: usize = 8192;
-/// Volumes that can be named. A choice, far above what one host uses.
-const VOLUMES_MAX: usize = 4096;
 
 /// The agent's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +48,8 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     /// How to bring memory devices that are bound to this host online; `None` if the agent refuses them.
     pub cxl: Option<CxlSettings>,
-    /// The volumes that programs may use.
-    pub volumes: Vec<Permit>,
+    /// Which volumes programs may open.
+    pub volumes: Permits,
 }
 
 /// How to bring memory devices online.
@@ -74,26 +74,6 @@ pub struct DonorAddress {
     pub address: String,
     /// The name in its certificate; by default the host of the address.
     pub name: Option<String>,
-}
-
-/// Who may use a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Permit {
-    /// The name by which programs open it.
-    pub name: String,
-    /// The volume's id in the pool.
-    pub id: VolumeId,
-    /// Users who may use it, by number.
-    pub uids: Vec<u32>,
-    /// Groups, by number: a program's own group, not its supplementary ones.
-    pub gids: Vec<u32>,
-}
-
-impl Permit {
-    /// Returns whether a program of this user and group may use the volume. Root may use all.
-    pub fn allows(&self, uid: u32, gid: u32) -> bool {
-        uid == 0 || self.uids.contains(&uid) || self.gids.contains(&gid)
-    }
 }
 
 /// What is wrong with a configuration: one line with the remedy.
@@ -124,7 +104,7 @@ struct Raw {
     cxl: Option<RawCxl>,
     telemetry: Option<RawTelemetry>,
     #[serde(default)]
-    volume: Vec<RawVolume>,
+    volume: Vec<RawPermit>,
 }
 
 #[derive(Deserialize)]
@@ -181,17 +161,6 @@ struct RawTelemetry {
     collector: Collector,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawVolume {
-    name: Option<String>,
-    id: String,
-    #[serde(default)]
-    uids: Vec<u32>,
-    #[serde(default)]
-    gids: Vec<u32>,
-}
-
 impl FromStr for Settings {
     type Err = SettingsFailure;
 
@@ -233,7 +202,7 @@ impl FromStr for Settings {
             collector: raw.telemetry.map(|telemetry| telemetry.collector),
             labels: raw.labels,
             cxl: raw.cxl.map(cxl).transpose()?,
-            volumes: permits(raw.volume)?,
+            volumes: raw.volume.try_into()?,
         })
     }
 }
@@ -255,28 +224,7 @@ fn cxl(raw: RawCxl) -> Result<CxlSettings, SettingsFailure> {
     })
 }
 
-fn permits(volumes: Vec<RawVolume>) -> Result<Vec<Permit>, SettingsFailure> {
-    if volumes.len() > VOLUMES_MAX {
-        return Err(failure(format!("{} volumes are named; name {VOLUMES_MAX} at most", volumes.len())));
-    }
-    let mut permits: Vec<Permit> = Vec::with_capacity(volumes.len());
-    for RawVolume { name, id, uids, gids } in volumes {
-        let (id, name) = (VolumeId::try_from(id.clone()).map_err(failure)?, name.unwrap_or(id));
-        if !is_name(&name) {
-            return Err(failure(format!(
-                "'{}' cannot be the name of a volume; use a-z, 0-9, '-', '_' and '.'",
-                name.escape_debug()
-            )));
-        }
-        if permits.iter().any(|permit| permit.name == name || permit.id == id) {
-            return Err(failure(format!("volume {name} ({id}) is named twice; name it once")));
-        }
-        permits.push(Permit { name, id, uids, gids });
-    }
-    Ok(permits)
-}
-
-fn failure(why: impl fmt::Display) -> SettingsFailure {
+pub(crate) fn failure(why: impl fmt::Display) -> SettingsFailure {
     SettingsFailure(why.to_string())
 }
 
@@ -289,15 +237,11 @@ mod tests {
     #[test]
     fn defaults_are_for_a_package() {
         let settings: Settings = LEAST.parse().unwrap();
-        assert_eq!((settings.programs_max, settings.tenant, settings.volumes.len()), (256, None, 0));
+        assert_eq!((settings.programs_max, settings.tenant, settings.volumes), (256, None, Permits::default()));
         assert_eq!(settings.socket, PathBuf::from(SOCKET));
         let tenant = format!("{LEAST}[tenant]\ncert='/c'\nkey='/k'\nca='/a'\n");
         let crl = |more: &str| format!("{tenant}{more}").parse::<Settings>().unwrap().revocations;
         assert_eq!((crl(""), crl("crl='/l'\n")), (None, Some("/l".into())));
-        let more = format!("{LEAST}[[volume]]\nid='00000000000000a1'\nuids=[5]\ngids=[6]\n");
-        let permit = more.parse::<Settings>().unwrap().volumes.remove(0);
-        assert_eq!(permit.name, "00000000000000a1");
-        assert!(permit.allows(5, 9) && permit.allows(9, 6) && permit.allows(0, 9) && !permit.allows(9, 9));
     }
 
     #[test]
@@ -325,12 +269,6 @@ mod tests {
             ("host = 'a'\ncolour='red'\n[manager]\naddresses=['m:1']\n", "line 2"),
             ("host = 'a'\n[manager]\naddresses=['m']\n", "m"),
             ("host = 'a'\n[manager]\naddresses=[]\n", "name each manager"),
-            (&format!("{LEAST}[[volume]]\nid='1'\n"), "16 hexadecimal digits"),
-            (&format!("{LEAST}[[volume]]\nid='00000000000000a1'\nname='A b'\n"), "cannot be the name"),
-            (
-                &format!("{LEAST}[[volume]]\nid='00000000000000a1'\n[[volume]]\nid='00000000000000a1'\nname='x'\n"),
-                "named twice",
-            ),
             (&format!("{LEAST}[telemetry]\ncollector='http://10.0.0.1:4318'\n"), "on this machine"),
             (&format!("{LEAST}[tenant]\ncert='c'\nkey='/k'\nca='/a'\n"), "absolute"),
             (&format!("{LEAST}[tenant]\ncert='/c'\nkey='/k'\nca='/a'\ncrl='l'\n"), "'l' is not an absolute path"),

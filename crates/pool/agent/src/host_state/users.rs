@@ -38,6 +38,9 @@ pub(super) struct User {
     /// The user of the host that it runs as. States of older agents do not have it.
     #[serde(default)]
     pub(super) uid: u32,
+    /// The name or the id by which it has opened the volume. States of older agents do not have it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) opened_as: String,
     /// Members that it was ever given.
     pub(super) given: BTreeSet<MemberId>,
     /// Members that it has left.
@@ -95,6 +98,7 @@ impl HostState {
             process: id.process,
             session: id.session,
             uid,
+            opened_as: String::new(),
             given,
             left: BTreeSet::new(),
             draining: BTreeMap::new(),
@@ -104,7 +108,7 @@ impl HostState {
         true
     }
 
-    fn user(&mut self, id: UserId) -> Option<&mut User> {
+    pub(super) fn user(&mut self, id: UserId) -> Option<&mut User> {
         self.users.iter_mut().find(|user| user.is(id))
     }
 

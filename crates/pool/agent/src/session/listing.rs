@@ -21,10 +21,10 @@ impl Session {
         let wakeup = self.watch_changes()?;
         let mut sent = None;
         loop {
-            let (peer, settings) = (self.peer, &self.shared.settings);
+            let (peer, permits) = (self.peer, self.shared.permits());
             let files = self.shared.surroundings().files;
             // The host state does not change, so nothing is stored.
-            let volumes = self.shared.change(|host_state| host_state.listing(&settings.volumes, peer.uid, peer.gid)).0;
+            let volumes = self.shared.change(|host_state| host_state.listing(&permits, peer.uid, peer.gid)).0;
             let listing = aquifer_agent_wire::Listing { files, volumes };
             if sent.as_ref() != Some(&listing) {
                 self.stream.write_all(&encode(&Answer::Listing(listing.clone()))?)?;
