@@ -19,7 +19,8 @@ Examples:
   aquifer agent --config ./agent.toml --check
   aquifer run --dram 1GiB --tier pool:db -- ./program
 
-The settings are in docs/agent.md.
+The settings are in docs/agent.md. On SIGHUP, the agent reads again which users may open which
+volumes; other settings need a restart.
 
 Exit status: 0 ended by SIGTERM or SIGINT; 1 it cannot be started; 2 bad arguments or a bad
 configuration; 125 the program cannot be started.")]

@@ -25,6 +25,7 @@ use crate::cxl::CxlThread;
 use crate::host_state::{HostState, Surroundings, host_of};
 use crate::permits::Permits;
 use crate::processes;
+use crate::reload::Reloader;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
 use crate::state_file::StateFile;
@@ -130,6 +131,12 @@ impl Shared {
         Arc::clone(&self.permits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Replaces the permits. Programs that have a volume open keep it.
+    pub(crate) fn replace_permits(&self, permits: Permits) {
+        *self.permits.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(permits);
+        self.wake_sessions();
+    }
+
     /// Returns what a view needs besides the host state.
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
         let (tenant, crl) = (self.settings.tenant.as_ref(), &self.settings.revocations);
@@ -175,6 +182,7 @@ impl State {
 /// A running agent. It ends when it is stopped or dropped.
 pub struct Host {
     shared: Arc<Shared>,
+    log: Arc<dyn Fn(&str) + Send + Sync>,
     server: Option<Server>,
     thread: Option<JoinHandle<()>>,
     keeper: Option<Keeper>,
@@ -215,16 +223,21 @@ impl Host {
         let cxl = shared.settings.cxl.clone().map(|settings| CxlThread::start(&shared, settings, &log));
         let cxl = cxl.transpose().map_err(|source| AgentFailure::Thread { source })?;
         let thread = std::thread::Builder::new().name("agent-server".into()).spawn({
-            let (shared, server) = (Arc::clone(&shared), server.clone());
+            let (shared, server, log) = (Arc::clone(&shared), server.clone(), Arc::clone(&log));
             move || server.run(&shared, &log)
         });
         let thread = thread.map_err(|source| AgentFailure::Socket { path: shared.settings.socket.clone(), source })?;
-        Ok(Host { shared, server: Some(server), thread: Some(thread), keeper: Some(keeper), cxl })
+        Ok(Host { shared, log, server: Some(server), thread: Some(thread), keeper: Some(keeper), cxl })
     }
 
     /// Returns a socket that ends the agent when anything is written to it or it is closed.
     pub fn ender(&self) -> io::Result<UnixStream> {
         self.server.as_ref().expect("it runs").ender()
+    }
+
+    /// Returns what takes a configuration that is read again.
+    pub fn reloader(&self) -> Reloader {
+        Reloader::new(Arc::clone(&self.shared), Arc::clone(&self.log))
     }
 
     /// Waits until the agent is ended.

@@ -7,8 +7,8 @@
 //! volumes, and adds and removes members as commanded. To programs it is a Unix socket (`server.rs`, `session.rs`): a
 //! program that may use a volume gets a view of it, and a new one whenever it changes. What both sides share is the
 //! host state (`host_state.rs`, pure), which is on disk (`state_file.rs`), so that programs start while the manager is
-//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`). Who may use which
-//! volume is in the configuration (`permits.rs`).
+//! down and a restarted agent knows which programs may still have memory of a member (`processes.rs`). Who may open
+//! which volume is in the configuration (`permits.rs`), which is read again on request (`reload.rs`).
 //!
 //! Members on memory devices are not memory of donors: `host_state/devices.rs` decides when such memory comes online
 //! and goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory
@@ -38,10 +38,12 @@ mod host_state;
 mod named_files;
 mod permits;
 mod processes;
+mod reload;
 mod server;
 mod session;
 mod settings;
 mod state_file;
 
 pub use host::{AgentFailure, Host};
+pub use reload::Reloader;
 pub use settings::{CxlSettings, Settings, SettingsFailure};

@@ -5,21 +5,25 @@
 //!
 //! Exit codes: 0 ended by SIGTERM or SIGINT; 1 it cannot be started; 2 bad arguments or a bad configuration.
 //!
+//! Signals: SIGTERM and SIGINT end it; on SIGHUP it reads the configuration again, for the permits of volumes.
+//!
 //! The socket that is served is the one line on standard output.
 
 #![forbid(unsafe_code)]
 
-use std::io::Write;
-use std::path::Path;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 
-use aquifer_agent::{Host, Settings};
+use aquifer_agent::{Host, Reloader, Settings};
 use aquifer_agent_args::AgentArgs;
 use aquifer_sys::small_file;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 #[derive(Debug, Parser)]
 #[command(name = "aquifer agent", bin_name = "aquifer agent", version, max_term_width = 100)]
@@ -48,7 +52,7 @@ fn main() -> ExitCode {
         println!("{} is a valid configuration of host {}", args.config.display(), settings.host);
         return ExitCode::SUCCESS;
     }
-    match serve(settings) {
+    match serve(settings, args.config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("aquifer agent: {failure}");
@@ -76,15 +80,39 @@ fn allow_descriptors() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
+/// Writes a line for the operator. Standard error may be a terminal that is gone: SIGHUP does not end the agent.
+fn log(line: &str) {
+    let _ = writeln!(std::io::stderr(), "aquifer agent: {line}");
+}
+
+fn serve(settings: Settings, config: PathBuf) -> Result<(), Box<dyn std::error::Error>> {
     allow_descriptors();
     let socket = settings.socket.display().to_string();
-    let host = Host::start(settings, Arc::new(|line| eprintln!("aquifer agent: {line}")))?;
+    // Before programs are served: systemd sends the signal to an agent that is ready, and it would end the agent.
+    let (requests, request) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(SIGHUP, request)?;
+    let host = Host::start(settings, Arc::new(log))?;
     for signal in [SIGINT, SIGTERM] {
         signal_hook::low_level::pipe::register(signal, host.ender()?)?;
     }
+    let reloader = host.reloader();
+    thread::Builder::new().name("agent-reload".into()).spawn(move || reload_on(requests, &config, &reloader))?;
     // Standard output may be closed.
     let _ = writeln!(std::io::stdout(), "serving programs at {socket}");
     host.wait();
     Ok(())
+}
+
+/// Reads the configuration again whenever that is requested.
+fn reload_on(mut requests: UnixStream, config: &Path, reloader: &Reloader) {
+    // Several requests at a time are one.
+    let mut bytes = [0; 64];
+    loop {
+        match requests.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(_) => reloader.reload(settings(config)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
 }

@@ -22,6 +22,7 @@ use aquifer_fabric::{
     SpanId, Step, Term, Token, VolumeId, Why,
 };
 use aquifer_tiers::{Tier, TierSpec, open};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything takes on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
@@ -42,6 +43,7 @@ pub struct World {
     pub directory: PathBuf,
     pub donors: Vec<Donor>,
     pub agent: Option<Child>,
+    programs: usize,
     registrar: Option<Registrar>,
     manager: SocketAddr,
     sequence: u64,
@@ -88,23 +90,30 @@ impl World {
         let registrar = registrar(([127, 0, 0, 1], 0).into(), protection.as_ref());
         let manager = registrar.address();
         let (agent, registrar) = (None, Some(registrar));
-        let world = World { directory, donors, agent, registrar, manager, sequence: 0, protection };
-        world.write_configuration(programs);
-        let mut world = world;
+        let mut world = World { directory, donors, agent, programs, registrar, manager, sequence: 0, protection };
+        // Who runs this test may use the volumes.
+        let uid = world.uid();
+        world.write_configuration(&format!(
+            "[[volume]]\nname = 'db'\nid = '{VOLUME}'\nuids = [{uid}]\n\
+             [[volume]]\nname = 'other'\nid = '00000000000000b2'\nuids = [{uid}]\n"
+        ));
         world.start_agent();
         world
     }
 
-    fn write_configuration(&self, programs: usize) {
-        // Who runs this test may use the volume.
+    /// The user that runs this test.
+    pub fn uid(&self) -> u32 {
         let own = std::fs::metadata(&self.directory).expect("it was just made");
-        let uid = std::os::unix::fs::MetadataExt::uid(&own);
+        std::os::unix::fs::MetadataExt::uid(&own)
+    }
+
+    /// Writes the agent's configuration with these permits.
+    pub fn write_configuration(&self, permits: &str) {
         let mut text = format!(
-            "host = 'web-1'\nsocket = '{0}/s'\nstate = '{0}/state'\nprograms_max = {programs}\n[manager]\n\
-             addresses = ['{1}']\n[[volume]]\nname = 'db'\nid = '{VOLUME}'\nuids = [{uid}]\n\
-             [[volume]]\nname = 'other'\n\
-             id = '00000000000000b2'\nuids = [{uid}]\n",
+            "host = 'web-1'\nsocket = '{0}/s'\nstate = '{0}/state'\nprograms_max = {1}\n[manager]\n\
+             addresses = ['{2}']\n{permits}",
             self.directory.display(),
+            self.programs,
             self.manager
         );
         for (index, donor) in self.donors.iter().enumerate() {
@@ -116,6 +125,25 @@ impl World {
         std::fs::write(self.directory.join("agent.toml"), text).expect("a file");
     }
 
+    fn log(&self) -> PathBuf {
+        self.directory.join("agent.log")
+    }
+
+    /// Asks the agent to read its configuration again, and returns what it has logged since.
+    pub fn reload(&self) -> String {
+        let read = || std::fs::read_to_string(self.log()).expect("a log");
+        let before = read().len();
+        let agent = self.agent.as_ref().expect("it runs").id();
+        let agent = Pid::from_raw(agent.try_into().expect("a process")).expect("not 0");
+        kill_process(agent, Signal::HUP).expect("it is ours");
+        let mut lines = String::new();
+        wait_until("the agent has read its configuration", || {
+            lines = read().split_off(before);
+            lines.contains(" permits ") && lines.ends_with('\n')
+        });
+        lines
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.directory.join("s")
     }
@@ -124,6 +152,8 @@ impl World {
     pub fn start_agent(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-agentd"));
         command.arg("--config").arg(self.directory.join("agent.toml")).stdout(Stdio::piped());
+        let log = std::fs::File::options().create(true).append(true).open(self.log()).expect("a file");
+        command.stderr(log);
         let mut child = command.spawn().expect("the agent starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
@@ -187,8 +217,14 @@ impl World {
     }
 
     pub fn present(&mut self, redundancy: Redundancy, members: Vec<MemberLease>) {
-        let (name, presentation) = (None, Presentation::OneRange);
-        self.order(&Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members });
+        self.present_as(VOLUME, None, redundancy, members);
+    }
+
+    /// Presents a volume with the name that it has in the pool.
+    pub fn present_as(&mut self, volume: VolumeId, name: Option<&str>, of: Redundancy, members: Vec<MemberLease>) {
+        let (name, redundancy) = (name.map(|name| name.parse().expect("a name")), of);
+        let presentation = Presentation::OneRange;
+        self.order(&Step::Present { host: host(), volume, name, redundancy, presentation, members });
     }
 
     pub fn join(&mut self, members: Vec<MemberLease>) {
@@ -217,6 +253,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the agent's log:\n{}", std::fs::read_to_string(self.log()).unwrap_or_default());
+        }
         if let Some(agent) = &mut self.agent {
             let _ = agent.kill();
             let _ = agent.wait();
