@@ -20,7 +20,7 @@ use aquifer_e2e::machines::Switch;
 use aquifer_e2e::packages::{NAMES, Packages};
 use aquifer_e2e::run::eventually;
 use aquifer_e2e::verifying;
-use packaged::agent::{agent_sees_programs, agent_that_hangs_is_restarted};
+use packaged::agent::{agent_has_read_the_permits_again, agent_sees_programs, agent_that_hangs_is_restarted};
 use packaged::{QUESTION, Site, lent_bytes};
 
 /// The earlier version, from which to upgrade.
@@ -214,6 +214,7 @@ fn started(site: &Site) {
     eventually("the program has filled its memory", || ready.exists());
     assert!(lent_bytes(site) > 0, "the program has no memory at the donor");
     assert!(site.0.path("/var/lib/aquifer-donor/managers.json").exists(), "the donor forgets which manager it obeys");
+    agent_has_read_the_permits_again(site);
     agent_sees_programs(site);
     agent_that_hangs_is_restarted(site);
 }

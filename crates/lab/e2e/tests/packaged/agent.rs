@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the agent does within the limits of its unit: it sees programs, and its watchdog.
+//! What the agent does within the limits of its unit: it reads permits again, it sees programs, and its watchdog.
 
 use std::collections::BTreeSet;
 
 use aquifer_e2e::run::eventually;
 
-use super::{Site, lent_bytes};
+use super::{QUESTION, Site, lent_bytes};
 
 /// Answers to the watchdog that show that it is answered again and again.
 const ANSWERS: usize = 4;
@@ -26,6 +26,27 @@ impl Site {
     fn start_of(&self, process: &str) -> u64 {
         self.0.run(&format!("cut --delimiter=' ' --fields=22 /proc/{process}/stat")).trim().parse().expect("a number")
     }
+}
+
+/// The page permits a user by name, before the volume is there, and without a restart of the agent.
+pub fn agent_has_read_the_permits_again(site: &Site) {
+    let said = site.0.run("journalctl --no-pager --output=cat --unit=aquifer-agent");
+    assert!(said.lines().any(|line| line.ends_with("the permits of volumes were reloaded")), "{said}");
+    let before = site.users();
+    let run = |user: &str| {
+        let command = format!(
+            "systemd-run --quiet --wait --pipe --uid={user} --property=SupplementaryGroups=aquifer \
+             aquifer run --dram 16MiB --tier pool:db -- true"
+        );
+        site.0.attempt(&command, QUESTION)
+    };
+    let ended = run("www-data");
+    assert_eq!(ended.status, Some(0), "{}", ended.stderr);
+    let refused = run("games");
+    assert_ne!(refused.status, Some(0));
+    let line = format!("{}{}", refused.stdout, refused.stderr);
+    assert!(line.contains("may not use it"), "{line}");
+    eventually("the agent notices that the program has ended", || site.users() == before);
 }
 
 /// Within the limits of its unit, the agent knows which process of another user has opened a volume, and notices that
