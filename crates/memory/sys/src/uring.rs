@@ -24,6 +24,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::frame_buffer::FrameBuffer;
 use crate::made_in::OfProcess;
+use crate::wakeup::readable;
 use crate::{abandoned, liveness};
 
 mod inherited;
@@ -178,6 +179,20 @@ impl Ring {
         }
     }
 
+    /// Works like [`complete`](Self::complete) with `wait`, but waits no longer than `limit`, and possibly less.
+    pub fn complete_within(&mut self, limit: Duration, max: usize, sink: &mut dyn FnMut(Finished)) -> usize {
+        let count = self.complete(false, max, sink);
+        if count > 0 || max == 0 || self.in_flight() == 0 {
+            return count;
+        }
+        // A submission that fails ends its requests, which the next round returns.
+        let _ = self.kick();
+        if self.pushed.is_empty() && self.failed.is_empty() {
+            self.wait_within(limit);
+        }
+        self.complete(false, max, sink)
+    }
+
     fn submit(&mut self, direction: Direction, buffer: FrameBuffer, offset: u64, tag: u64) -> Result<(), FrameBuffer> {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "a transfer is at most 1 GiB");
         let Some(slot) = self.free.pop() else { return Err(buffer) };
@@ -259,6 +274,18 @@ impl Ring {
                 Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
             }
         }
+    }
+
+    /// Waits for one completion, at most `limit`. Submits nothing: no entry is pushed.
+    fn wait_within(&self, limit: Duration) {
+        // Linux before 5.11, or a submission queue that still holds entries of requests that have been returned.
+        if !self.ring.params().is_feature_ext_arg() || self.broken.is_some() {
+            readable(self.descriptor(), limit);
+            return;
+        }
+        let timeout = types::Timespec::from(limit);
+        // Fails when the time is over, or a signal has arrived.
+        let _ = self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout));
     }
 
     /// Takes one completed request; continues short ones on the way.

@@ -64,7 +64,7 @@ impl<T: Blocking> TierQueue for PlainQueue<T> {
     }
 
     fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if wait == Wait::ForOne && self.finished.is_empty() && max > 0 {
+        if wait != Wait::No && self.finished.is_empty() && max > 0 {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
         }

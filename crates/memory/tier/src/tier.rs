@@ -16,6 +16,8 @@
 //!
 //! Next on the path: an implementation, such as `tiers/src/flash.rs` or `borrower/src/donor.rs`.
 
+use std::time::Duration;
+
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::mapped_file::FileRange;
 
@@ -245,6 +247,19 @@ pub enum Wait {
     No,
     /// Wait for at least one completion if any request is in flight.
     ForOne,
+    /// Wait as for `ForOne`, but no longer than about this time, and possibly less.
+    AtMost(Duration),
+}
+
+impl Wait {
+    /// How long one wait in the kernel may take, where it may take `limit` when the caller waits for a completion.
+    pub fn once(self, limit: Duration) -> Duration {
+        match self {
+            Self::No => Duration::ZERO,
+            Self::ForOne => limit,
+            Self::AtMost(most) => most.min(limit),
+        }
+    }
 }
 
 /// A queue of transfers that overlap. Belongs to one worker thread.

@@ -144,6 +144,14 @@ impl Clocked {
         self.memory.read(offset, buffer)
     }
 
+    /// Waits for `limit` if that is less. The end of such a wait need not be precise.
+    fn wait_at_most(&self, limit: Duration, due_ns: u64) {
+        if Duration::from_nanos(due_ns.saturating_sub(self.now_ns())) > limit {
+            return signals::sleep(limit);
+        }
+        self.wait_until(due_ns);
+    }
+
     /// Waits as precisely as possible. Bounded by `timing::WAIT_NS_MAX`.
     fn wait_until(&self, due_ns: u64) {
         loop {
@@ -212,13 +220,16 @@ impl TierQueue for ClockedQueue {
     }
 
     fn complete(&mut self, wait: Wait, max: usize, sink: &mut dyn FnMut(Completion)) -> usize {
-        if wait == Wait::ForOne && max > 0 {
+        if wait != Wait::No && max > 0 {
             if self.waiting.is_empty() && !self.submitted.is_empty() {
                 // Cannot fail: each transfer has its own outcome.
                 let _ = self.kick();
             }
             if let Some(Reverse((due_ns, _))) = self.waiting.peek() {
-                self.clocked.wait_until(*due_ns);
+                match wait {
+                    Wait::AtMost(limit) => self.clocked.wait_at_most(limit, *due_ns),
+                    Wait::ForOne | Wait::No => self.clocked.wait_until(*due_ns),
+                }
             }
         }
         let mut count = 0;

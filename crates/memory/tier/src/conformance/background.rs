@@ -160,6 +160,9 @@ pub(super) fn completions_come_as_asked(open: &Open) {
     let mut queue = tier.open_queue(8).unwrap();
     assert_eq!(queue.complete(Wait::ForOne, 8, &mut |_| panic!("nothing was submitted")), 0);
     assert_eq!(queue.complete(Wait::No, 8, &mut |_| panic!("nothing was submitted")), 0);
+    let start = Instant::now();
+    assert_eq!(queue.complete(Wait::AtMost(TIMEOUT), 8, &mut |_| panic!("nothing was submitted")), 0);
+    assert!(start.elapsed() < TIMEOUT, "there is nothing to wait for");
     queue.kick().unwrap();
     for page in 0..8 {
         submit(&mut *queue, writing(page * PAGE_BYTES, 1, 0));
@@ -175,13 +178,15 @@ pub(super) fn completions_come_as_asked(open: &Open) {
         assert!((1..=3).contains(&count));
         assert_eq!(queue.in_flight(), 8 - handed_out);
     }
-    // Polling without waiting ends, too.
-    submit(&mut *queue, reading(0, 1));
-    queue.kick().unwrap();
-    let start = Instant::now();
-    while queue.complete(Wait::No, 1, &mut |completion| give_back(completion.buffer)) == 0 {
-        assert!(start.elapsed() < TIMEOUT, "a kicked request completes while nobody waits");
-        std::thread::yield_now();
+    // Polling without waiting ends, too, and so do waits that may be too short.
+    for wait in [Wait::No, Wait::AtMost(Duration::ZERO), Wait::AtMost(Duration::from_millis(1))] {
+        submit(&mut *queue, reading(0, 1));
+        queue.kick().unwrap();
+        let start = Instant::now();
+        while queue.complete(wait, 1, &mut |completion| give_back(completion.buffer)) == 0 {
+            assert!(start.elapsed() < TIMEOUT, "a kicked request completes while nobody waits");
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -168,12 +168,12 @@ impl ChainQueue {
     }
 
     /// Waits until a level has finished something. May return early.
-    fn wait(&mut self) {
+    fn wait(&mut self, wait: Wait) {
         if self.busy() == 1 {
-            return self.reap(Wait::ForOne);
+            return self.reap(wait);
         }
         if let Some(descriptor) = self.any() {
-            readable(descriptor, WAIT_ONCE);
+            readable(descriptor, wait.once(WAIT_ONCE));
         }
         self.reap(Wait::No);
     }
@@ -222,14 +222,17 @@ impl TierQueue for ChainQueue {
         if max == 0 {
             return 0;
         }
-        if wait == Wait::ForOne && self.finished.is_empty() && !self.submitted.is_empty() {
+        if wait != Wait::No && self.finished.is_empty() && !self.submitted.is_empty() {
             // A queue that cannot start reports this at its worker's next kick.
             let _ = self.kick();
         }
         self.reap(Wait::No);
         // This ends because each level's queue ends each of its requests.
-        while wait == Wait::ForOne && self.finished.is_empty() && self.flying() > 0 {
-            self.wait();
+        while wait != Wait::No && self.finished.is_empty() && self.flying() > 0 {
+            self.wait(wait);
+            if wait != Wait::ForOne {
+                break;
+            }
         }
         self.finished.hand_out(max, sink)
     }

@@ -197,10 +197,13 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
             return 0;
         }
         self.reap(Wait::No);
-        if wait == Wait::ForOne && self.finished.is_empty() {
+        if wait != Wait::No && self.finished.is_empty() {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
-            self.wait();
+            match wait {
+                Wait::AtMost(_) => self.reap(wait),
+                Wait::ForOne | Wait::No => self.wait(),
+            }
         }
         self.finished.hand_out(max, sink)
     }

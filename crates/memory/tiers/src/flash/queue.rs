@@ -64,8 +64,13 @@ impl TierQueue for RingQueue {
         for completion in self.refused.drain(..refused) {
             sink(completion);
         }
-        let may_wait = wait == Wait::ForOne && refused == 0;
-        refused + self.ring.complete(may_wait, max - refused, &mut |finished| sink(completion(finished)))
+        let wait = if refused > 0 { Wait::No } else { wait };
+        let (sink, rest) = (&mut |finished| sink(completion(finished)), max - refused);
+        let completed = match wait {
+            Wait::No | Wait::ForOne => self.ring.complete(wait == Wait::ForOne, rest, sink),
+            Wait::AtMost(limit) => self.ring.complete_within(limit, rest, sink),
+        };
+        refused + completed
     }
 
     fn in_flight(&self) -> usize {

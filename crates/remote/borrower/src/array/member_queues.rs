@@ -119,10 +119,10 @@ impl MemberQueues {
 
     /// Waits, within a time limit, until there may be a completion. Returns the member to wait for in the next turn, if
     /// there is no descriptor to wait on.
-    pub(super) fn wait(&self) -> Option<usize> {
+    pub(super) fn wait(&self, wait: Wait) -> Option<usize> {
         match self.ready() {
             Ok(descriptor) => {
-                readable(descriptor, WAIT_ONCE);
+                readable(descriptor, wait.once(WAIT_ONCE));
                 None
             }
             Err(member) => Some(member),

@@ -196,8 +196,8 @@ impl ArrayQueue {
     }
 
     /// Waits, within a time limit, until there may be a completion.
-    fn wait(&mut self) {
-        let wait_for = self.queues.wait();
+    fn wait(&mut self, wait: Wait) {
+        let wait_for = self.queues.wait(wait);
         self.pump(wait_for);
     }
 }
@@ -224,12 +224,15 @@ impl TierQueue for ArrayQueue {
             return 0;
         }
         self.pump(None);
-        if wait == Wait::ForOne && self.finished.is_empty() {
+        if wait != Wait::No && self.finished.is_empty() {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
             // This ends because each member's queue gives up requests that are not answered.
             while self.finished.is_empty() && self.flying() > 0 {
-                self.wait();
+                self.wait(wait);
+                if wait != Wait::ForOne {
+                    break;
+                }
             }
         }
         self.finished.hand_out(max, sink)
@@ -252,7 +255,7 @@ impl Drop for ArrayQueue {
         // A write that has reached only some members would leave copies that differ.
         let _ = self.kick();
         while self.flying() > 0 {
-            self.wait();
+            self.wait(Wait::ForOne);
         }
     }
 }

@@ -376,15 +376,18 @@ impl TierQueue for TcpQueue {
         if self.on_the_way() > 0 {
             self.pump();
         }
-        if wait == Wait::ForOne && self.finished.is_empty() {
+        if wait != Wait::No && self.finished.is_empty() {
             if !self.submitted.is_empty() {
                 // Cannot fail: each transfer has its own outcome.
                 let _ = self.kick();
             }
             // This ends because `pump` gives up a connection on which nothing moves.
             while self.finished.is_empty() && self.on_the_way() > 0 {
-                readable(self.poll.as_raw_fd(), WAIT_ONCE);
+                readable(self.poll.as_raw_fd(), wait.once(WAIT_ONCE));
                 self.pump();
+                if wait != Wait::ForOne {
+                    break;
+                }
             }
         }
         self.finished.hand_out(max, sink)

@@ -349,13 +349,16 @@ impl TierQueue for ShardQueue {
             return 0;
         }
         self.pump(None);
-        if wait == Wait::ForOne && self.finished.is_empty() {
+        if wait != Wait::No && self.finished.is_empty() {
             // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
             // This ends because each member's queue has a time limit for answers.
             while self.finished.is_empty() && self.flying() > 0 {
-                let wait_for = self.queues.wait();
+                let wait_for = self.queues.wait(wait);
                 self.pump(wait_for);
+                if wait != Wait::ForOne {
+                    break;
+                }
             }
         }
         self.finished.hand_out(max, sink)
@@ -378,7 +381,7 @@ impl Drop for ShardQueue {
         // A write that has reached only some members would leave shards of two ages.
         let _ = self.kick();
         while self.flying() > 0 || !self.submitted.is_empty() {
-            let wait_for = self.queues.wait();
+            let wait_for = self.queues.wait(Wait::ForOne);
             self.pump(wait_for);
             self.start_all();
         }
