@@ -5,7 +5,9 @@
 //!
 //! At most [`DEPTH`] fetches at a time are with the space's worker, which starts them through the tier's queue; further
 //! ones are queued here, in order. The thread that waits for arrivals calls [`Fetches::turn`]: the executor's thread
-//! (`contexts.rs`), or a separate thread that runs while there are fetches and no executor.
+//! (`contexts.rs`), or a separate thread. While there are fetches, there is this thread. It sleeps as long as executors
+//! take turns, and takes turns itself if none did for [`TURN_WITHIN`]: a context may block its executor's thread, even to
+//! wait for a fetch in another thread.
 //!
 //! Dropping a future takes its fetch off the list, unless the worker has it. At most [`DEPTH`] such fetches remain.
 //! They end in the space's own frames, and leave the list in a turn.
@@ -13,12 +15,12 @@
 //! A request is only advice to the space, which may drop it. A request whose fetch has not started within
 //! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
 //!
-//! Lock order: the list's lock, then the engine's. Wakers are called with neither lock held. A forked child takes none
-//! of the locks: a thread that it does not have may hold them for ever.
+//! Lock order: the list's lock, then the engine's. Wakers are called, and mappings dropped, with neither lock held. A
+//! forked child takes none of the locks: a thread that it does not have may hold them for ever.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -36,8 +38,11 @@ const BEGIN_WAIT: Duration = Duration::from_millis(5);
 const TRIES_MAX: u32 = 4;
 /// The longest wait for an arrival. An arrival whose notification was missed is found after this time.
 pub(crate) const WAIT_ONCE: Duration = Duration::from_millis(5);
-/// The thread ends after more than this many waits without a fetch.
-const IDLE_WAITS_MAX: u32 = 10;
+/// How long executors may take no turn before the separate thread does. One that waits for arrivals takes a turn each
+/// [`WAIT_ONCE`], so this is several times as long.
+const TURN_WITHIN: Duration = Duration::from_millis(20);
+/// The separate thread ends when it has slept this many times without a fetch.
+const IDLE_SLEEPS_MAX: u32 = 3;
 
 /// One fetch that a future waits for.
 #[derive(Debug)]
@@ -96,6 +101,8 @@ struct Started {
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
     list: Mutex<List>,
+    /// Ends the sleep of the separate thread.
+    is_needed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -106,7 +113,27 @@ struct List {
     started: Vec<Started>,
     /// Executors that take turns.
     executors: usize,
+    /// How many turns executors have taken.
+    executor_turns: u64,
+    /// Whether the separate thread runs, or is being started. True while there are fetches.
     has_thread: bool,
+    /// Whether the separate thread sleeps until it is needed.
+    is_thread_asleep: bool,
+}
+
+impl List {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.started.is_empty()
+    }
+}
+
+/// What the separate thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    End,
+    /// Sleep: there is nothing to do, or an executor does it.
+    Sleep,
+    TakeTurn,
 }
 
 impl Fetches {
@@ -120,26 +147,40 @@ impl Fetches {
     /// [`abandon`](Self::abandon). `None` in a forked child.
     pub(crate) fn ask(space: &Arc<Shared>, asked: Arc<Asked>) -> Option<u64> {
         let mut list = Self::list(space)?;
-        if list.waiting.is_empty() && list.started.is_empty() {
+        if list.is_empty() {
             space.memory.await_arrivals(true);
         }
         let number = list.next_number;
         list.next_number += 1;
         list.waiting.insert(number, asked);
-        let needs_thread = list.executors == 0 && !list.has_thread;
-        list.has_thread |= needs_thread;
+        let needs_thread = !list.has_thread;
+        list.has_thread = true;
+        space.fetches.wake_thread(&list);
         drop(list);
         if needs_thread && !start_thread(space) {
-            // Without a thread, the futures fetch by themselves.
-            let mut list = Self::list(space)?;
-            list.has_thread = false;
-            let all = std::mem::take(&mut list.waiting);
-            drop(list);
-            all.values().filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
+            Self::give_up(space);
         } else {
             space.memory.wake();
         }
         Some(number)
+    }
+
+    /// Ends the sleep of the separate thread if no executor takes turns.
+    fn wake_thread(&self, list: &List) {
+        if list.is_thread_asleep && list.executors == 0 {
+            self.is_needed.notify_one();
+        }
+    }
+
+    /// Without a separate thread, the futures fetch by themselves: executors may block, or end before their fetches do.
+    fn give_up(space: &Shared) {
+        let Some(mut list) = Self::list(space) else { return };
+        list.has_thread = false;
+        let (waiting, started) = (std::mem::take(&mut list.waiting), std::mem::take(&mut list.started));
+        space.memory.await_arrivals(false);
+        drop(list);
+        let all = waiting.into_values().chain(started.into_iter().map(|started| started.asked));
+        all.filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
     }
 
     /// Gives up a fetch whose future was dropped. One that the worker has goes on: it reads into the space's own
@@ -147,7 +188,7 @@ impl Fetches {
     pub(crate) fn abandon(space: &Shared, number: u64) {
         let Some(mut list) = Self::list(space) else { return };
         let abandoned = list.waiting.remove(&number);
-        if abandoned.is_some() && list.waiting.is_empty() && list.started.is_empty() {
+        if abandoned.is_some() && list.is_empty() {
             space.memory.await_arrivals(false);
         }
         drop(list);
@@ -160,7 +201,7 @@ impl Fetches {
         Self::list(space).map_or(0, |list| list.waiting.len() + list.started.len())
     }
 
-    /// Returns whether a thread takes turns.
+    /// Returns whether the separate thread runs.
     pub(crate) fn has_thread(space: &Shared) -> bool {
         Self::list(space).is_some_and(|list| list.has_thread)
     }
@@ -172,26 +213,26 @@ impl Fetches {
         }
     }
 
-    pub(crate) fn delist_executor(space: &Arc<Shared>) {
-        let Some(mut list) = Self::list(space) else { return };
-        list.executors -= 1;
-        let is_left = !list.waiting.is_empty() || !list.started.is_empty();
-        let needs_thread = is_left && list.executors == 0 && !list.has_thread;
-        list.has_thread |= needs_thread;
-        drop(list);
-        if needs_thread
-            && !start_thread(space)
-            && let Some(mut list) = Self::list(space)
-        {
-            list.has_thread = false;
+    pub(crate) fn delist_executor(space: &Shared) {
+        if let Some(mut list) = Self::list(space) {
+            list.executors -= 1;
+            if !list.is_empty() {
+                space.fetches.wake_thread(&list);
+            }
         }
     }
 
-    /// Starts fetches and finishes those that have arrived. Does not wait.
+    /// A turn of an executor: starts fetches and finishes those that have arrived. Does not wait.
     pub(crate) fn turn(space: &Shared) {
-        let mut wakers = Vec::new();
-        let Some(mut list) = Self::list(space) else { return };
-        list.started.retain_mut(|started| match look(started) {
+        if let Some(mut list) = Self::list(space) {
+            list.executor_turns = list.executor_turns.wrapping_add(1);
+            Self::turn_with(space, list);
+        }
+    }
+
+    fn turn_with(space: &Shared, mut list: MutexGuard<'_, List>) {
+        let (mut wakers, mut unmapped) = (Vec::new(), Vec::new());
+        list.started.retain_mut(|started| match look(started, &mut unmapped) {
             None => true,
             Some(outcome) => {
                 wakers.extend(started.asked.finish(outcome));
@@ -202,31 +243,49 @@ impl Fetches {
             && let Some((_, asked)) = list.waiting.pop_first()
         {
             let mut started = Started { asked, last_try: Instant::now(), tries: 0 };
-            match start(&mut started) {
+            match start(&mut started, &mut unmapped) {
                 None => list.started.push(started),
                 Some(outcome) => wakers.extend(started.asked.finish(outcome)),
             }
         }
-        if !wakers.is_empty() && list.waiting.is_empty() && list.started.is_empty() {
+        if !wakers.is_empty() && list.is_empty() {
             space.memory.await_arrivals(false);
         }
         drop(list);
+        drop(unmapped);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns whether the thread that takes turns may end: nothing is left to do, or an executor does it.
-    fn ends_thread(space: &Shared, idle_waits: u32) -> bool {
-        let Some(mut list) = Self::list(space) else { return true };
-        let is_idle = list.waiting.is_empty() && list.started.is_empty();
-        let ends = list.executors > 0 || (is_idle && idle_waits > IDLE_WAITS_MAX);
-        list.has_thread &= !ends;
-        ends
+    /// Returns what the separate thread does next. It remembers the executors' turns that it has `seen`, and how often
+    /// it found nothing to do.
+    fn next(list: &mut List, seen: &mut Option<u64>, idle_sleeps: &mut u32) -> Next {
+        let have_turned = seen.replace(list.executor_turns) != Some(list.executor_turns);
+        *idle_sleeps = if list.is_empty() { *idle_sleeps + 1 } else { 0 };
+        if *idle_sleeps > IDLE_SLEEPS_MAX {
+            list.has_thread = false;
+            return Next::End;
+        }
+        if list.is_empty() || (list.executors > 0 && have_turned) { Next::Sleep } else { Next::TakeTurn }
+    }
+
+    /// Waits until the separate thread is needed, for a bounded time.
+    fn sleep(&self, mut list: MutexGuard<'_, List>) {
+        list.is_thread_asleep = true;
+        let woken = self.is_needed.wait_timeout(list, TURN_WITHIN);
+        woken.unwrap_or_else(PoisonError::into_inner).0.is_thread_asleep = false;
     }
 }
 
-/// Asks the space for a range. Returns `None` if the range is on its way.
-fn start(started: &mut Started) -> Option<Result<(), Error>> {
+/// Asks the space for a range. Returns `None` if the range is on its way. Adds a mapping whose last owner this is to
+/// `unmapped`.
+fn start(started: &mut Started, unmapped: &mut Vec<Inner>) -> Option<Result<(), Error>> {
     let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };
+    let outcome = start_in(&inner, started);
+    unmapped.extend(Arc::into_inner(inner));
+    outcome
+}
+
+fn start_in(inner: &Inner, started: &mut Started) -> Option<Result<(), Error>> {
     if started.tries == TRIES_MAX {
         return Some(Ok(()));
     }
@@ -235,38 +294,51 @@ fn start(started: &mut Started) -> Option<Result<(), Error>> {
     inner.memory.advise(range.start, range.len(), Advice::WillNeed).err().map(|failure| Err(failure.into()))
 }
 
-/// Returns the outcome of a fetch, or `None` while it is in progress.
-fn look(started: &mut Started) -> Option<Result<(), Error>> {
+/// Returns the outcome of a fetch, or `None` while it is in progress. Adds a mapping whose last owner this is to
+/// `unmapped`.
+fn look(started: &mut Started, unmapped: &mut Vec<Inner>) -> Option<Result<(), Error>> {
     if Arc::strong_count(&started.asked) == 1 {
         // The future was dropped. What arrives stays in DRAM, as after a prefetch.
         return Some(Ok(()));
     }
     let Some(inner) = started.asked.mapping.upgrade() else { return Some(Err(Error::Closed)) };
     let range = &started.asked.range;
-    match inner.memory.has_arrived(range.start, range.len()) {
+    let outcome = match inner.memory.has_arrived(range.start, range.len()) {
         Ok(Arrived::Here) => Some(Ok(())),
         Ok(Arrived::Lost) => Some(Err(Error::Lost)),
         Ok(Arrived::Busy) => None,
         Ok(Arrived::Away | Arrived::Foreign) if started.last_try.elapsed() < BEGIN_WAIT => None,
-        Ok(Arrived::Away | Arrived::Foreign) => start(started),
+        Ok(Arrived::Away | Arrived::Foreign) => start_in(&inner, started),
         Err(failure) => Some(Err(failure.into())),
-    }
+    };
+    unmapped.extend(Arc::into_inner(inner));
+    outcome
 }
 
-/// Starts the thread that takes turns for futures in executors that know nothing of spaces. It keeps no reference to
-/// the space while it waits for the list's lock.
+/// Starts the thread that takes turns for futures in executors that know nothing of spaces, and for executors that
+/// block. It keeps no reference to the space while it sleeps or waits for the list's lock, so that the space closes with
+/// its last owner.
 fn start_thread(space: &Arc<Shared>) -> bool {
-    let space = Arc::downgrade(space);
+    let (fetches, space) = (Arc::clone(&space.fetches), Arc::downgrade(space));
     let run = move || {
-        let mut idle_waits = 0;
-        while let Some(space) = space.upgrade() {
-            let ticket = space.memory.ticket();
-            Fetches::turn(&space);
-            idle_waits = if Fetches::len(&space) == 0 { idle_waits + 1 } else { 0 };
-            if Fetches::ends_thread(&space, idle_waits) {
-                return;
+        let (mut seen, mut idle_sleeps) = (None, 0);
+        loop {
+            let mut list = fetches.list.lock().unwrap_or_else(PoisonError::into_inner);
+            match Fetches::next(&mut list, &mut seen, &mut idle_sleeps) {
+                Next::End => return,
+                Next::Sleep => {
+                    fetches.sleep(list);
+                    if space.strong_count() == 0 {
+                        return;
+                    }
+                }
+                Next::TakeTurn => {
+                    let Some(space) = space.upgrade() else { return };
+                    let ticket = space.memory.ticket();
+                    Fetches::turn_with(&space, list);
+                    space.memory.wait(ticket, WAIT_ONCE);
+                }
             }
-            space.memory.wait(ticket, WAIT_ONCE);
         }
     };
     std::thread::Builder::new().name("aquifer-fetches".to_owned()).spawn(run).is_ok()
@@ -274,69 +346,4 @@ fn start_thread(space: &Arc<Shared>) -> bool {
 
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a process forks")]
-mod tests {
-    use std::cell::Cell;
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::Context;
-
-    use aquifer_test_support::skip;
-
-    use super::*;
-    use crate::{CloseError, Space, contexts};
-
-    const PAGE: usize = 4096;
-
-    /// A forked child waited for ever for a lock that another thread of its parent had when it forked.
-    #[test]
-    fn a_forked_child_does_not_wait_for_the_list() {
-        if let Err(why) = crate::probe() {
-            return skip(why);
-        }
-        // The fetches are under way for as long as the test needs.
-        let tier = "failing:every=1,on=read,times=0,delay=300ms:dram:size=64MiB";
-        let space = Space::builder().dram("16MiB").tier(tier).block_size("4KiB").open().expect("it can be opened");
-        let mut mapping = space.map(1 << 20).expect("it can be mapped");
-        mapping.write(0, &[7; 2 * PAGE]).expect("there is room");
-        while mapping.ready(0..1) || mapping.ready(PAGE..PAGE + 1) {
-            mapping.evict(0..2 * PAGE).expect("a hint");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let mut context = Context::from_waker(Waker::noop());
-        let mut polled = pin!(mapping.fetch(0..PAGE));
-        let mut dropped = Box::pin(mapping.fetch(PAGE..2 * PAGE));
-        assert!(polled.as_mut().poll(&mut context).is_pending() && dropped.as_mut().poll(&mut context).is_pending());
-
-        let list = Fetches::list(&space.shared);
-        // SAFETY: the child calls this library and the standard library only, and ends by _exit(2); glibc lets a child
-        // allocate.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: SIGALRM ends a child that waits.
-            unsafe { libc::alarm(20) };
-            std::mem::forget(list);
-            drop(dropped);
-            let is_told = polled.as_mut().poll(&mut context) == Poll::Ready(Err(Error::Forked));
-            let is_open = space.clone().close() == Err(CloseError::InUse);
-            let (mapping, told) = (&mapping, &Cell::new(0));
-            let lookups = (0..2).map(|index| async move {
-                let outcome = match index {
-                    0 => mapping.fetch(0..PAGE).await,
-                    _ => mapping.copy(0, &mut [0; 8]).await,
-                };
-                told.set(told.get() + u32::from(outcome == Err(Error::Forked)));
-            });
-            contexts::run(&space, lookups);
-            let status = i32::from(!is_told) + 2 * i32::from(!is_open) + 4 * i32::from(told.get() != 2);
-            // SAFETY: ends the child without running what the parent has registered.
-            unsafe { libc::_exit(status) };
-        }
-        assert!(child > 0);
-        drop(list);
-        let mut status = 0;
-        // SAFETY: waitpid(2) writes one number.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert!(libc::WIFEXITED(status), "ended by signal {}", libc::WTERMSIG(status));
-        assert_eq!(libc::WEXITSTATUS(status), 0, "1: not told, 2: closed, 4: contexts");
-    }
-}
+mod tests;

@@ -48,7 +48,7 @@ pub struct Space {
 /// What the handles, the mappings and the pins of a space share.
 pub(crate) struct Shared {
     pub(crate) memory: MemorySpace,
-    pub(crate) fetches: Fetches,
+    pub(crate) fetches: Arc<Fetches>,
     /// Where the files of named mappings are added, and the directory that they are in.
     pub(crate) files: Arc<Files>,
     pub(crate) directory: Option<PathBuf>,
@@ -61,7 +61,7 @@ impl Space {
     }
 
     pub(crate) fn of(memory: MemorySpace, files: Arc<Files>, directory: Option<PathBuf>) -> Self {
-        Self { shared: Arc::new(Shared { memory, fetches: Fetches::default(), files, directory }) }
+        Self { shared: Arc::new(Shared { memory, fetches: Arc::default(), files, directory }) }
     }
 
     /// Maps `bytes` bytes of zeros, 1 byte to 1 TiB. They take address space in steps of 2 MiB, and DRAM and room in

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use aquifer::{Error, Pattern, Status, contexts};
-use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
+use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
 struct Unpark(std::thread::Thread, AtomicUsize);
 
@@ -186,16 +186,19 @@ fn an_abandoned_fetch_harms_nothing() {
     assert!(matches!(block_on(fetch), Ok(()) | Err(Error::Closed)));
 }
 
-/// Nobody takes turns while a context runs, so what a dropped fetch leaves on the space's list would stay there. Each
-/// fetch on the list has a waker.
+/// While a context runs, turns are rare, so what a dropped fetch leaves on the space's list would stay there. Each fetch
+/// on the list has a waker.
 #[test]
 fn dropped_fetches_leave_the_list_without_a_turn() {
     const DROPPED: usize = 1_000_000;
-    const KEPT: usize = 100;
+    const KEPT: usize = 20;
+    /// The space's worker has up to 32 fetches, even if they are dropped. As many may just have ended.
+    const WITH_WORKER: usize = 2 * 32;
     if !can_run() {
         return;
     }
-    let space = space("dram:size=64MiB", "64KiB");
+    let scratch = Scratch::new("dropped-fetches");
+    let space = space(&scratch.slow_device(), "64KiB");
     let mapping = filled(&space, 8 * MIB, 3);
     evict_all(&mapping);
     let wakes = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
@@ -205,11 +208,15 @@ fn dropped_fetches_leave_the_list_without_a_turn() {
     let begin_and_drop = std::future::poll_fn(|_| {
         for index in 0..DROPPED {
             let mut fetch = mapping.fetch(index % 2048 * PAGE..(index % 2048 + 1) * PAGE);
-            assert!(Pin::new(&mut fetch).poll(&mut Context::from_waker(&waker)).is_pending());
+            if Pin::new(&mut fetch).poll(&mut Context::from_waker(&waker)).is_ready() {
+                // A turn has been taken all the same, and this has arrived.
+                continue;
+            }
             if index % (DROPPED / KEPT) == 0 {
                 kept.push((index % 2048, fetch));
             }
-            assert!(held() <= kept.len() + 1, "after {index}: {} on the list, {} kept", held(), kept.len());
+            let (held, kept) = (held(), kept.len());
+            assert!(held <= kept + 1 + WITH_WORKER, "after {index}: {held} on the list, {kept} kept");
         }
         Poll::Ready(())
     });

@@ -91,6 +91,18 @@ impl Scratch {
         self.0.join(format!("{name}.aquifer"))
     }
 
+    /// Makes a device whose reads take 200 ms, and 100 ms more for each that is before them. Returns the name of its
+    /// tier.
+    pub fn slow_device(&self) -> String {
+        let profile = "description = \"slow\"\n\
+            [read]\nlatency_ns = [[0.0, 100_000_000], [1.0, 100_000_000]]\nrequest_ns = 100_000_000\n\
+            bytes_per_second = 1_000_000_000\n\
+            [write]\nlatency_ns = [[0.0, 0], [1.0, 0]]\nbytes_per_second = 1_000_000_000\n";
+        let path = self.0.join("slow.toml");
+        std::fs::write(&path, profile).expect("it can be written");
+        format!("emulated:{},size=64MiB", path.display())
+    }
+
     /// Opens a space with the smallest budget over tiers, separated by `>`, and this directory for named mappings.
     pub fn space(&self, tiers: &str, block_size: &str) -> Space {
         let builder = Space::builder().dram("16MiB").block_size(block_size);

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What is held up holds up nobody else: executors whose thread blocks, and processes that get no more threads.
+
+#![allow(unsafe_code, reason = "a thread is refused further threads by the kernel")]
+
+mod common;
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use aquifer::{Mapping, Space, contexts};
+use common::{MIB, PAGE, can_run, evict_all, filled, space};
+
+/// How long a test may take before it counts as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on a minimal executor that knows nothing of spaces, and never polls without being woken.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Runs `act` on a thread of its own, and fails if it does not end.
+#[track_caller]
+fn ends(act: impl FnOnce() + Send + 'static) {
+    let (ended, outcome) = mpsc::channel();
+    std::thread::spawn(move || {
+        act();
+        let _ = ended.send(());
+    });
+    let outcome = outcome.recv_timeout(STUCK_AFTER);
+    assert!(outcome != Err(mpsc::RecvTimeoutError::Timeout), "stuck");
+    assert!(outcome.is_ok(), "it has panicked");
+}
+
+fn evicted(space: &Space, bytes: usize) -> Mapping {
+    let mapping = filled(space, bytes, 3);
+    evict_all(&mapping);
+    mapping
+}
+
+/// Polls a future once.
+fn once<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
+    Pin::new(future).poll(context)
+}
+
+/// Only executors took turns while there were any, so this thread waited for the context that waited for it.
+#[test]
+fn a_context_may_join_a_thread_that_fetches() {
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let space = space("emulated:cmm-h,size=64MiB", "4KiB");
+        let mapping = &evicted(&space, MIB);
+        let joins = (0..3).map(|index| async move {
+            let fetch = |page: usize| block_on(mapping.fetch(page * PAGE..(page + 1) * PAGE));
+            std::thread::scope(|scope| scope.spawn(|| fetch(index * 2)).join()).unwrap().unwrap();
+            // The executor's own thread is no better.
+            fetch(index * 2 + 1).unwrap();
+        });
+        assert_eq!(contexts::run(&space, joins).contexts, 3);
+    });
+}
+
+/// As above, for futures that have nothing to do with the executor.
+#[test]
+fn a_blocked_executor_does_not_stop_the_fetches_of_others() {
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let space = space("emulated:cmm-h,size=64MiB", "4KiB");
+        let mapping = &evicted(&space, 2 * MIB);
+        let (go_on, told) = mpsc::channel::<()>();
+        let (space, is_blocked) = (&space, &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let told = &told;
+                contexts::run(
+                    space,
+                    [async move {
+                        // Its own fetch has ended, so turns have been taken.
+                        mapping.fetch(..PAGE).await.unwrap();
+                        is_blocked.store(true, Ordering::SeqCst);
+                        let _ = told.recv();
+                    }],
+                )
+            });
+            while !is_blocked.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for page in 1..40 {
+                let at = page * 3 * PAGE;
+                block_on(mapping.fetch(at..at + PAGE)).unwrap();
+                assert_eq!(mapping.view::<u64>(at..at + 8).unwrap(), [at as u64 / 8 * 3]);
+            }
+            drop(go_on);
+        });
+    });
+}
+
+/// Refuses this thread further threads: clone(2) and clone3(2) fail with EAGAIN, as at the limit of processes.
+fn refuse_threads() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let skip_unless = |number: i64| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 1,
+        k: number as u32,
+    };
+    let refusal = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32);
+    let mut filter = [
+        // The number of the system call is the first word of the data.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        skip_unless(libc::SYS_clone),
+        refusal,
+        skip_unless(libc::SYS_clone3),
+        refusal,
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: prctl(2) changes an attribute of this thread.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the kernel copies the filter, which is valid for the call; it applies to this thread only.
+    let filtered = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(filtered, 0, "{}", std::io::Error::last_os_error());
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+}
+
+/// Fetches that an executor leaves when it ends were left for ever if no thread could be started for them.
+#[test]
+fn fetches_left_by_an_executor_end_without_a_thread() {
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let space = space("failing:every=1,on=read,times=0,delay=5ms:dram:size=64MiB", "4KiB");
+        let mapping = &evicted(&space, MIB);
+        let mut fetches: Vec<_> = (0..80).map(|page| mapping.fetch(page * PAGE..(page + 1) * PAGE)).collect();
+        refuse_threads();
+        let (begun, mut polls) = (&RefCell::new(Vec::new()), 0);
+        let begin = std::future::poll_fn(move |context| {
+            for mut fetch in fetches.drain(..) {
+                let _ = once(&mut fetch, &mut Context::from_waker(Waker::noop()));
+                begun.borrow_mut().push(fetch);
+            }
+            // The executor's turns start some of them, and others still wait when it ends.
+            polls += 1;
+            context.waker().wake_by_ref();
+            if polls < 200 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        contexts::run(&space, [begin]);
+        for (page, fetch) in begun.take().into_iter().enumerate() {
+            block_on(fetch).unwrap();
+            assert_eq!(mapping.view::<u64>(page * PAGE..page * PAGE + 8).unwrap(), [(page * PAGE / 8 * 3) as u64]);
+        }
+    });
+}
