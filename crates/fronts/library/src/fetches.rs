@@ -15,6 +15,9 @@
 //! A request is only advice to the space, which may drop it. A request whose fetch has not started within
 //! [`BEGIN_WAIT`] is repeated. After [`TRIES_MAX`] requests, the future fetches the range on the thread that polls it.
 //!
+//! A turn uses mappings, but only while it has the list's lock: `Mapping::unmap` takes the lock, too, so that it does
+//! not find its mapping in use by a turn.
+//!
 //! Lock order: the list's lock, then the engine's. Wakers are called, and mappings dropped, with neither lock held. A
 //! forked child takes none of the locks: a thread that it does not have may hold them for ever.
 
@@ -181,6 +184,12 @@ impl Fetches {
         drop(list);
         let all = waiting.into_values().chain(started.into_iter().map(|started| started.asked));
         all.filter_map(|asked| asked.finish(Ok(()))).for_each(Waker::wake);
+    }
+
+    /// Calls `act` while no turn uses a mapping.
+    pub(crate) fn between_turns<T>(space: &Shared, act: impl FnOnce() -> T) -> T {
+        let _list = Self::list(space);
+        act()
     }
 
     /// Gives up a fetch whose future was dropped. One that the worker has goes on: it reads into the space's own

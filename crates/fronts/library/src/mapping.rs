@@ -12,6 +12,7 @@ use std::sync::Arc;
 use aquifer_pager::memory_space::{self, MemorySpace, SpaceFailure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::fetches::Fetches;
 use crate::hints::Hints;
 use crate::named::NamedFile;
 use crate::range::{PAGE, within};
@@ -285,7 +286,9 @@ impl Mapping {
     /// [`Error::Pinned`] if there are pins, or another thread is in a call on its hints: the memory is then given back
     /// when the last of them ends.
     pub fn unmap(self) -> Result<(), Error> {
-        let Inner { memory, named, space } = Arc::into_inner(self.inner).ok_or(Error::Pinned)?;
+        let space = Arc::clone(&self.inner.space);
+        let inner = Fetches::between_turns(&space, || Arc::into_inner(self.inner)).ok_or(Error::Pinned)?;
+        let Inner { memory, named, space: _ } = inner;
         let unmapped = memory.unmap();
         drop(named);
         drop(space);

@@ -121,6 +121,40 @@ fn a_blocked_executor_does_not_stop_the_fetches_of_others() {
     });
 }
 
+/// The thread that takes turns uses a mapping for a moment, in which `unmap` said that it is pinned.
+#[test]
+fn a_fetch_under_way_does_not_count_as_a_pin() {
+    const MAPPINGS: usize = 24;
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let space = space("failing:every=1,on=read,times=0,delay=1ms:dram:size=64MiB", "4KiB");
+        let other = &evicted(&space, MIB);
+        let mappings: Vec<_> = (0..MAPPINGS).map(|_| evicted(&space, MIB)).collect();
+        let is_over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // Each fetch causes a turn.
+                for page in (0..256).cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    let mut fetch = other.fetch(page * PAGE..(page + 1) * PAGE);
+                    let _ = once(&mut fetch, &mut Context::from_waker(Waker::noop()));
+                }
+            });
+            for (number, mapping) in mappings.into_iter().enumerate() {
+                let mut fetches: Vec<_> = (0..24).map(|_| mapping.fetch(..)).collect();
+                for fetch in &mut fetches {
+                    let _ = once(fetch, &mut Context::from_waker(Waker::noop()));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                let unmapped = mapping.unmap();
+                is_over.fetch_or(unmapped.is_err() || number == MAPPINGS - 1, Ordering::Relaxed);
+                assert_eq!(unmapped, Ok(()), "mapping {number}");
+            }
+        });
+    });
+}
+
 /// Refuses this thread further threads: clone(2) and clone3(2) fail with EAGAIN, as at the limit of processes.
 fn refuse_threads() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
