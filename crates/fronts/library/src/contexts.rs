@@ -45,7 +45,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
 
-use aquifer_tiers::Wait;
+use aquifer_pager::memory_space::MemorySpace;
 
 use crate::Space;
 use crate::executor_reads::{ExecutorReads, Running};
@@ -228,17 +228,20 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
         Fetches::len(self.space) + self.reads.len()
     }
 
-    fn turn(&mut self) {
+    /// Returns how many reads in place are in flight or queued.
+    fn turn(&mut self) -> usize {
         self.runs_since_turn = 0;
         Fetches::turn(self.space);
-        self.turn_reads(Wait::No);
+        self.with_reads(ExecutorReads::turn)
     }
 
-    fn turn_reads(&mut self, wait: Wait) {
+    /// Calls `act`, and wakes whom it says.
+    fn with_reads<T>(&mut self, act: impl FnOnce(&ExecutorReads, &MemorySpace, &mut Vec<Waker>) -> T) -> T {
         let mut wakers = std::mem::take(&mut self.wakers);
-        self.reads.turn(&self.space.memory, wait, &mut wakers);
+        let result = act(&self.reads, &self.space.memory, &mut wakers);
         wakers.drain(..).for_each(Waker::wake);
         self.wakers = wakers;
+        result
     }
 
     /// Waits until a context can run, or for a bounded time.
@@ -249,10 +252,11 @@ impl<'s, F: Future<Output = ()>> Executor<'s, F> {
             self.slots.iter().filter(|slot| slot.context.is_some()).for_each(|slot| slot.waker.wake_by_ref());
             return self.space.memory.wait(ticket, WAIT_ONCE);
         }
-        self.turn();
-        if self.ready.len() == 0 && self.reads.len() > 0 {
-            // Blocks until the tier completes a read. Contexts that other threads wake run after that.
-            return self.turn_reads(Wait::ForOne);
+        let reads = self.turn();
+        if self.ready.len() == 0 && reads > 0 {
+            // Until the tier completes a read. If that takes long, contexts that other threads wake run meanwhile, and
+            // turns finish fetches that arrive.
+            return self.with_reads(ExecutorReads::wait);
         }
         self.ready.is_waiting.store(true, Ordering::SeqCst);
         if self.ready.len() == 0 {

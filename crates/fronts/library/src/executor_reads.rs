@@ -11,14 +11,18 @@
 //! The list belongs to the executor; only the executor's thread finds it by [`ExecutorReads::current`]. A future that
 //! is polled on another thread, or after the executor has ended, still gets an answer.
 //!
-//! Locks: the list's before the engine's. Wakers are called without either. A forked child takes neither, since a
-//! thread that it does not have may hold them for ever: there, each read must be made in the usual way, which is
-//! refused.
+//! When no context can run, the executor waits for a read, without the lock: other threads may abandon reads meanwhile.
+//! Then the scratch pages are the executor's, and other threads that want bytes from them wait until it has ended.
+//!
+//! Locks: the list's before the engine's. Wakers are called and dropped without either: the last waker of a task drops
+//! its futures, which may be reads of this list. A forked child takes neither, since a thread that it does not have may
+//! hold them for ever: there, each read must be made in the usual way, which is refused.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use aquifer_core::units::PageIndex;
 use aquifer_pager::memory_space::{Begun, Done, MemorySpace, PageReads, TOGETHER_MAX};
@@ -26,6 +30,10 @@ use aquifer_sys::made_in::MadeIn;
 use aquifer_tiers::Wait;
 
 use crate::space::Shared;
+
+/// The longest wait for a read. Whatever else the executor has to do is late by up to this time while the tier is slow,
+/// so it is short; and so long that a tier whose reads take some hundred microseconds ends the wait itself.
+const READ_WAIT: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// The list of the executor that runs on this thread.
@@ -70,8 +78,12 @@ struct Asked {
 
 #[derive(Default)]
 struct List {
-    /// `None` if the tier gains nothing from overlapping reads, and after the executor has ended.
-    reads: Option<PageReads<usize>>,
+    /// `None` if the tier gains nothing from overlapping reads, while the executor waits, and after it has ended.
+    reads: Option<Box<PageReads<usize>>>,
+    /// Whether the executor waits.
+    is_waiting: bool,
+    /// Reads that have arrived and that other threads have polled or abandoned while the executor waited.
+    late: Vec<usize>,
     asked: Vec<Asked>,
     free: Vec<usize>,
     waiting: VecDeque<usize>,
@@ -95,7 +107,7 @@ pub(crate) struct Running<'s> {
 impl<'s> Running<'s> {
     /// Makes a list for an executor that starts on this thread. Executors may be nested.
     pub(crate) fn new(space: &'s Arc<Shared>) -> Self {
-        let list = List { reads: space.memory.page_reads(), ..List::default() };
+        let list = List { reads: space.memory.page_reads().map(Box::new), ..List::default() };
         let (list, made_in) = (Mutex::new(list), space.memory.made_in());
         let reads = Arc::new(ExecutorReads { list, space: Arc::downgrade(space), made_in });
         let before = CURRENT.replace(Some(Arc::clone(&reads)));
@@ -127,8 +139,8 @@ impl ExecutorReads {
     /// Adds a page to the list. Returns the number of the read, which is valid until the read is answered or abandoned.
     /// `None` in a forked child.
     pub(crate) fn ask(&self, page: PageIndex, waker: &Waker) -> Option<usize> {
-        let mut list = self.list()?;
         let asked = Asked { page, state: State::Waiting, waker: Some(waker.clone()), is_abandoned: false };
+        let mut list = self.list()?;
         let number = match list.free.pop() {
             Some(number) => {
                 list.asked[number] = asked;
@@ -143,17 +155,17 @@ impl ExecutorReads {
         Some(number)
     }
 
-    /// Reads that are in flight or queued.
+    /// Reads that are in flight or queued. For the executor, when it does not wait.
     pub(crate) fn len(&self) -> usize {
-        let in_flight = |list: &List| list.reads.as_ref().map_or(0, PageReads::in_flight);
-        self.list().map_or(0, |list| list.waiting.len() + in_flight(&list))
+        self.list().map_or(0, |list| list.len())
     }
 
     /// Copies the bytes from offset `within` of the page, if they have arrived.
     pub(crate) fn answer(&self, number: usize, within: usize, into: &mut [u8], waker: &Waker) -> Answer {
-        let Some(mut list) = self.list() else { return Answer::Usual };
-        let List { reads, asked, free, .. } = &mut *list;
-        let answer = match (asked[number].state, reads) {
+        let Some(mut guard) = self.list() else { return Answer::Usual };
+        let list = &mut *guard;
+        let is_running = list.is_running();
+        let answer = match (list.asked[number].state, &mut list.reads) {
             (State::Zeros, _) => {
                 into.fill(0);
                 Answer::Copied
@@ -163,57 +175,84 @@ impl ExecutorReads {
                 reads.release(scratch);
                 Answer::Copied
             }
-            (State::Waiting | State::Reading, Some(_)) => {
-                let known = asked[number].waker.get_or_insert_with(|| waker.clone());
-                known.clone_from(waker);
-                return Answer::Pending;
+            (state @ (State::Waiting | State::Reading | State::Arrived(_)), _) if is_running => {
+                list.note_late(number, state);
+                Answer::Pending
             }
             _ => Answer::Usual,
         };
-        asked[number].state = State::Free;
-        free.push(number);
+        let asked = &mut list.asked[number];
+        let replaced = if answer == Answer::Pending {
+            let is_known = asked.waker.as_ref().is_some_and(|known| known.will_wake(waker));
+            if is_known { None } else { asked.waker.replace(waker.clone()) }
+        } else {
+            asked.state = State::Free;
+            list.free.push(number);
+            asked.waker.take()
+        };
+        drop(guard);
+        drop(replaced);
         answer
     }
 
     /// Gives up a read whose future has been dropped.
     pub(crate) fn abandon(&self, number: usize) {
-        let Some(mut list) = self.list() else { return };
-        let List { reads, asked, free, .. } = &mut *list;
-        match (asked[number].state, reads) {
-            // If the read is in flight, its bytes are dropped when they arrive.
-            (State::Waiting | State::Reading, Some(_)) => {
-                (asked[number].waker, asked[number].is_abandoned) = (None, true);
-                return;
+        let Some(mut guard) = self.list() else { return };
+        let list = &mut *guard;
+        let is_running = list.is_running();
+        let waker = list.asked[number].waker.take();
+        match (list.asked[number].state, &mut list.reads) {
+            (State::Arrived(scratch), Some(reads)) => {
+                reads.release(scratch);
+                list.set_free(number);
             }
-            (State::Arrived(scratch), Some(reads)) => reads.release(scratch),
-            _ => {}
+            // If the read is in flight, its bytes are dropped when they arrive.
+            (state @ (State::Waiting | State::Reading | State::Arrived(_)), _) if is_running => {
+                list.asked[number].is_abandoned = true;
+                list.note_late(number, state);
+            }
+            _ => list.set_free(number),
         }
-        asked[number].state = State::Free;
-        free.push(number);
+        drop(guard);
+        drop(waker);
     }
 
-    /// Starts reads and collects those that have ended. With [`Wait::ForOne`], for when no context can run, waits until
-    /// at least one ends.
-    pub(crate) fn turn(&self, memory: &MemorySpace, wait: Wait, wakers: &mut Vec<Waker>) {
-        let Some(mut list) = self.list() else { return };
-        let list = &mut *list;
-        if list.reads.is_some() {
-            list.begin(memory, wakers);
-            if wait == Wait::ForOne {
-                list.give_up_without_room(wakers);
-            }
-            list.finish(wait, wakers);
+    /// Starts reads and collects those that have ended. Returns how many are in flight or queued.
+    pub(crate) fn turn(&self, memory: &MemorySpace, wakers: &mut Vec<Waker>) -> usize {
+        let Some(mut list) = self.list() else { return 0 };
+        list.begin(memory, wakers);
+        if let Some(reads) = &mut list.reads {
+            reads.finish(Wait::No);
         }
+        list.collect(wakers);
+        list.len()
+    }
+
+    /// Waits until a read ends, at most [`READ_WAIT`]. For when no context can run.
+    pub(crate) fn wait(&self, memory: &MemorySpace, wakers: &mut Vec<Waker>) {
+        let Some(mut list) = self.list() else { return };
+        list.begin(memory, wakers);
+        list.give_up_without_room(wakers);
+        // Unless that has made a context ready.
+        let Some(mut reads) = list.reads.take_if(|reads| wakers.is_empty() && reads.in_flight() > 0) else { return };
+        list.is_waiting = true;
+        drop(list);
+        reads.finish(Wait::AtMost(READ_WAIT));
+        let Some(mut list) = self.list() else { return };
+        (list.reads, list.is_waiting) = (Some(reads), false);
+        list.collect(wakers);
+        list.settle_late(wakers);
     }
 
     /// Ends all reads: each caller gets the answer that it must read the page in the usual way.
     fn end(&self, memory: &MemorySpace) {
         let mut wakers = Vec::new();
         let Some(mut list) = self.list() else { return };
-        if let Some(reads) = list.reads.take() {
-            memory.end_page_reads(reads);
-        }
+        let reads = list.reads.take();
         list.waiting.clear();
+        list.late.clear();
+        // True if the wait has panicked.
+        list.is_waiting = false;
         let List { asked, free, .. } = &mut *list;
         for (number, asked) in asked.iter_mut().enumerate().filter(|(_, asked)| asked.state != State::Free) {
             wakers.extend(asked.waker.take());
@@ -225,12 +264,50 @@ impl ExecutorReads {
         }
         drop(list);
         wakers.into_iter().for_each(Waker::wake);
+        // May wait for the tier.
+        if let Some(reads) = reads {
+            memory.end_page_reads(*reads);
+        }
     }
 }
 
 impl List {
+    /// Reads that are in flight or queued.
+    fn len(&self) -> usize {
+        self.waiting.len() + self.reads.as_ref().map_or(0, |reads| reads.in_flight())
+    }
+
+    /// Whether there is an executor that carries out reads.
+    fn is_running(&self) -> bool {
+        self.reads.is_some() || self.is_waiting
+    }
+
+    fn set_free(&mut self, number: usize) {
+        (self.asked[number].state, self.asked[number].is_abandoned) = (State::Free, false);
+        self.free.push(number);
+    }
+
+    /// Notes a read in this state that the executor has to settle after its wait, because its bytes have arrived.
+    fn note_late(&mut self, number: usize, state: State) {
+        if matches!(state, State::Arrived(_)) && !self.late.contains(&number) {
+            self.late.push(number);
+        }
+    }
+
+    /// Settles reads that other threads have polled or abandoned while the executor waited.
+    fn settle_late(&mut self, wakers: &mut Vec<Waker>) {
+        while let Some(number) = self.late.pop() {
+            if !self.asked[number].is_abandoned {
+                wakers.extend(self.asked[number].waker.take());
+            } else if let (State::Arrived(scratch), Some(reads)) = (self.asked[number].state, &mut self.reads) {
+                reads.release(scratch);
+                self.set_free(number);
+            }
+        }
+    }
+
     fn begin(&mut self, memory: &MemorySpace, wakers: &mut Vec<Waker>) {
-        let Self { reads: Some(reads), asked, free, waiting } = self else { return };
+        let Self { reads: Some(reads), asked, free, waiting, .. } = self else { return };
         while !waiting.is_empty() {
             let mut wanted = [(PageIndex(0), 0); TOGETHER_MAX];
             let mut count = 0;
@@ -285,9 +362,9 @@ impl List {
         }
     }
 
-    fn finish(&mut self, wait: Wait, wakers: &mut Vec<Waker>) {
+    /// Takes the reads that have ended.
+    fn collect(&mut self, wakers: &mut Vec<Waker>) {
         let Self { reads: Some(reads), asked, free, .. } = self else { return };
-        reads.finish(wait);
         while let Some(Done { user: number, scratch }) = reads.next_done() {
             let asked = &mut asked[number];
             if asked.is_abandoned {

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is held up holds up nobody else: executors whose thread blocks, and processes that get no more threads.
+//! What is held up holds up nobody else: executors whose thread blocks, reads that take long, wakers that do more than
+//! wake, and processes that get no more threads.
 
 #![allow(unsafe_code, reason = "a thread is refused further threads by the kernel")]
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use aquifer::{Mapping, Space, contexts};
-use common::{MIB, PAGE, can_run, evict_all, filled, space};
+use aquifer::{Copying, Mapping, Space, contexts};
+use common::{MIB, PAGE, Scratch, can_run, evict_all, filled, space};
 
 /// How long a test may take before it counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
@@ -118,6 +119,105 @@ fn a_blocked_executor_does_not_stop_the_fetches_of_others() {
             }
             drop(go_on);
         });
+    });
+}
+
+/// A tier whose reads in place take long holds up those that need its memory: neither contexts that other threads wake,
+/// nor threads that drop copies. The executor waited for the device with the lock of its reads.
+#[test]
+fn a_slow_read_in_place_holds_up_nobody_who_does_not_need_it() {
+    const ROUNDS: usize = 20;
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let scratch = Scratch::new("slow-device");
+        let space = &space(&scratch.slow_device(), "4KiB");
+        let mapping = &evicted(space, MIB);
+        let (pass, passed) = mpsc::channel::<(Option<Copying<'_, '_>>, Waker)>();
+        std::thread::scope(move |scope| {
+            scope.spawn(move || {
+                for (copy, waker) in passed {
+                    drop(copy);
+                    std::thread::sleep(Duration::from_micros(200));
+                    waker.wake();
+                }
+            });
+            // Dropped with the scope, which ends the thread.
+            let (order, pass) = (&RefCell::new(Vec::new()), &{ pass });
+            let contexts = (0..5).map(|index| async move {
+                if index < 4 {
+                    let (at, mut found) = (index * 2 * PAGE, [0; 8]);
+                    mapping.copy(at, &mut found).await.unwrap();
+                    assert_eq!(u64::from_ne_bytes(found), at as u64 / 8 * 3);
+                } else {
+                    let mut round = 0;
+                    std::future::poll_fn(|context| {
+                        round += 1;
+                        let mut copy = mapping.copy((100 + round) * PAGE, vec![0; 8].leak());
+                        assert!(once(&mut copy, context).is_pending());
+                        // One of two is dropped here.
+                        let copy = Some(copy).filter(|_| round % 2 == 0);
+                        pass.send((copy, context.waker().clone())).unwrap();
+                        if round > ROUNDS { Poll::Ready(()) } else { Poll::Pending }
+                    })
+                    .await;
+                }
+                order.borrow_mut().push(index);
+            });
+            contexts::run(space, contexts);
+            let order = order.borrow();
+            let last_copy = order.iter().rposition(|index| *index < 4);
+            assert!(order.iter().position(|index| *index == 4) < last_copy, "{order:?}");
+        });
+    });
+}
+
+/// A task that consists of a copy, which is dropped with the last waker.
+struct Task {
+    _copy: Mutex<Copying<'static, 'static>>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// The last waker of a task drops its futures, which may be copies of the same executor. The executor's list dropped
+/// wakers with its lock held.
+#[test]
+fn the_last_waker_of_a_task_may_drop_copies() {
+    if !can_run() {
+        return;
+    }
+    ends(|| {
+        let space = space("emulated:xl-flash-slc,size=64MiB", "4KiB");
+        // Such a task outlives what it borrows.
+        let mapping: &'static Mapping = Box::leak(Box::new(evicted(&space, MIB)));
+        let dropped = &Cell::new(0);
+        let contexts = (0..2).map(|index| async move {
+            std::future::poll_fn(|context| {
+                let copy = |page: usize| mapping.copy((index * 100 + page) * PAGE, vec![0; 8].leak());
+                let mut inner = copy(2);
+                assert!(once(&mut inner, context).is_pending());
+                let task = Arc::new(Task { _copy: Mutex::new(inner) });
+                let (held, waker) = (Arc::downgrade(&task), Waker::from(task));
+                let mut outer = copy(4);
+                assert!(once(&mut outer, &mut Context::from_waker(&waker)).is_pending());
+                drop(waker);
+                assert_eq!(held.strong_count(), 1, "the list has it");
+                if index == 0 {
+                    // Another waker replaces it.
+                    assert!(once(&mut outer, context).is_pending());
+                } else {
+                    drop(outer);
+                }
+                dropped.set(dropped.get() + usize::from(held.strong_count() == 0));
+                Poll::Ready(())
+            })
+            .await;
+        });
+        assert_eq!(contexts::run(&space, contexts).contexts, 2);
+        assert_eq!(dropped.get(), 2);
     });
 }
 
