@@ -3,9 +3,9 @@
 
 //! A queue that breaks is replaced.
 //!
-//! An io_uring that the kernel refuses once refuses everything from then on. The queue of a gather whose ring broke went
-//! back to the pool of kept queues, and failed every read of the gathers that got it later: each of their pages was
-//! fetched and became resident instead.
+//! An io_uring that the kernel refuses once refuses everything from then on. The queue of a gather whose ring broke
+//! went back to the pool of kept queues, and failed every read of the gathers that got it later: each of their pages
+//! was fetched and became resident instead.
 
 #![allow(unsafe_code, reason = "the memory of spaces is touched as programs touch theirs")]
 

@@ -3,8 +3,8 @@
 
 //! Buffers that the kernel may still write into, although nothing waits for its transfers any more.
 //!
-//! A ring that can no longer wait gives its buffers up here. Their memory is neither used again nor unmapped for as long
-//! as the process lives: something else would be mapped there, and the kernel would write into that.
+//! A ring that can no longer wait gives its buffers up here. Their memory is neither used again nor unmapped for as
+//! long as the process lives: something else would be mapped there, and the kernel would write into that.
 //!
 //! Threads: any. Takes no lock, since a forked child could find it held for ever. Nothing is ever removed: the list
 //! grows only when a ring fails, by the requests that the ring had in flight.

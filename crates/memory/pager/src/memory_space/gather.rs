@@ -7,8 +7,8 @@
 //! single page; the worker then fetches its block. Simultaneous requests for one page share one read.
 //!
 //! A gather has a queue and scratch pages to itself while it reads. If too many queues are open, it reads one page
-//! after the other instead: the gathers that have the queues may be this thread's own, which wait until they are polled.
-//! Its parts can also be [taken](Gathering::next_absent) from it, to be read in another way.
+//! after the other instead: the gathers that have the queues may be this thread's own, which wait until they are
+//! polled. Its parts can also be [taken](Gathering::next_absent) from it, to be read in another way.
 //!
 //! Threads: any thread of the caller.
 //!

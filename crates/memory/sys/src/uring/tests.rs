@@ -99,8 +99,8 @@ fn dropping_a_ring_with_requests_in_flight_waits_for_them() {
     }
 }
 
-/// A ring whose descriptor the program has closed cannot wait for its requests. Its buffers' memory was unmapped all the
-/// same, while the kernel could still write into it.
+/// A ring whose descriptor the program has closed cannot wait for its requests. Its buffers' memory was unmapped all
+/// the same, while the kernel could still write into it.
 #[test]
 fn memory_of_a_ring_that_cannot_wait_stays_mapped() {
     // While the other end is open, a read of an empty pipe does not end.
