@@ -120,8 +120,7 @@ fn members_ailing(
                 Health::Good => continue,
                 Health::Draining => Why::Replaced,
                 Health::Lost => Why::Lost,
-                // Programs may reach it all the same: they move from it what it still has, and make anew what it has
-                // not.
+                // Programs may reach it all the same: they move what it still has, and restore the rest from others.
                 Health::Silent if spare => Why::Replaced,
                 Health::Silent => continue,
             };

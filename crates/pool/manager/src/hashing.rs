@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Limits concurrent hashing of passwords: at login, and of new ones. Argon2id takes 19 MiB for each, anybody can send a
-//! password, and every account can change its own.
+//! Limits concurrent hashing of passwords: at login, and of new ones. Argon2id takes 19 MiB for each, anybody can send
+//! a password, and every account can change its own.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Hashing {
         self.state.lock().expect("a panic ends the daemon")
     }
 
-    /// Waits up to five seconds for a permit. Returns `None` if none becomes free, or if too many requests wait already.
+    /// Waits up to five seconds for a permit. Returns `None` if none becomes free, or if too many requests wait.
     pub(crate) fn begin(&self) -> Option<Permit<'_>> {
         self.begin_within(WAIT_MAX)
     }
