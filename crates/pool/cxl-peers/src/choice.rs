@@ -5,8 +5,8 @@
 //!
 //! A device that has no list of tags does not show what its host has not answered. An offer that cannot be taken back
 //! there is made again after a while (`unlisted.rs`), and an offer of other extents would give the host the capacity
-//! twice. So the same extents are offered again, which such a device refuses, unless another host or volume has got some
-//! of them in the meantime.
+//! twice. So the same extents are offered again, which such a device refuses, unless another host or volume has got
+//! some of them in the meantime.
 
 use std::collections::BTreeMap;
 

@@ -4,8 +4,8 @@
 //! Keeps ids from being given out a second time by a desired state that is older than what donors and hosts have, as it
 //! is after a restore.
 //!
-//! A member id names one lease of a volume for ever: an agent that has a member with the id takes no other, and a donor's
-//! lease with the id counts as known.
+//! A member id names one lease of a volume for ever: an agent that has a member with the id takes no other, and a
+//! donor's lease with the id counts as known.
 
 use std::collections::BTreeMap;
 
