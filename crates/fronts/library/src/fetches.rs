@@ -6,8 +6,8 @@
 //! At most [`DEPTH`] fetches at a time are with the space's worker, which starts them through the tier's queue; further
 //! ones are queued here, in order. The thread that waits for arrivals calls [`Fetches::turn`]: the executor's thread
 //! (`contexts.rs`), or a separate thread. While there are fetches, there is this thread. It sleeps as long as executors
-//! take turns, and takes turns itself if none did for [`TURN_WITHIN`]: a context may block its executor's thread, even to
-//! wait for a fetch in another thread.
+//! take turns, and takes turns itself if none did for [`TURN_WITHIN`]: a context may block its executor's thread, even
+//! to wait for a fetch in another thread.
 //!
 //! Dropping a future takes its fetch off the list, unless the worker has it. At most [`DEPTH`] such fetches remain.
 //! They end in the space's own frames, and leave the list in a turn.
@@ -325,8 +325,8 @@ fn look(started: &mut Started, unmapped: &mut Vec<Inner>) -> Option<Result<(), E
 }
 
 /// Starts the thread that takes turns for futures in executors that know nothing of spaces, and for executors that
-/// block. It keeps no reference to the space while it sleeps or waits for the list's lock, so that the space closes with
-/// its last owner.
+/// block. It keeps no reference to the space while it sleeps or waits for the list's lock, so that the space closes
+/// with its last owner.
 fn start_thread(space: &Arc<Shared>) -> bool {
     let (fetches, space) = (Arc::clone(&space.fetches), Arc::downgrade(space));
     let run = move || {

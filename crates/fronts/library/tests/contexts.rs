@@ -186,8 +186,8 @@ fn an_abandoned_fetch_harms_nothing() {
     assert!(matches!(block_on(fetch), Ok(()) | Err(Error::Closed)));
 }
 
-/// While a context runs, turns are rare, so what a dropped fetch leaves on the space's list would stay there. Each fetch
-/// on the list has a waker.
+/// While a context runs, turns are rare, so what a dropped fetch leaves on the space's list would stay there. Each
+/// fetch on the list has a waker.
 #[test]
 fn dropped_fetches_leave_the_list_without_a_turn() {
     const DROPPED: usize = 1_000_000;

@@ -14,8 +14,8 @@ use crate::listing::{DEVICES, Listing, Region};
 use crate::memory::{Progress, claim, offline};
 
 /// Takes a region back. With `migrate`, memory in use is moved to other nodes; otherwise its holders are named and
-/// nothing is changed. The memory of a device that a program has open or mapped cannot be moved: then nothing is changed
-/// in either case.
+/// nothing is changed. The memory of a device that a program has open or mapped cannot be moved: then nothing is
+/// changed in either case.
 pub fn destroy(
     tree: &dyn Tree,
     name: &str,

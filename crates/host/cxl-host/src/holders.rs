@@ -3,10 +3,10 @@
 
 //! Which processes have memory of a node, or a memory device: what keeps memory from going.
 //!
-//! A memory device counts as mapped where a shared mapping is of a file in /dev with its number, because a container may
-//! have the device under another name. Where the number is not shown, the name decides. A descriptor without a mapping
-//! counts, too; the files of other users' processes are shown only to who may read every directory (CAP_DAC_READ_SEARCH),
-//! which the packaged agent may not.
+//! A memory device counts as mapped where a shared mapping is of a file in /dev with its number, because a container
+//! may have the device under another name. Where the number is not shown, the name decides. A descriptor without a
+//! mapping counts, too; the files of other users' processes are shown only to who may read every directory
+//! (CAP_DAC_READ_SEARCH), which the packaged agent may not.
 //!
 //! See numa(7) on `/proc/PID/numa_maps`, and proc_pid_maps(5), which other users' processes show to root only. The
 //! kernel's own memory has no process.

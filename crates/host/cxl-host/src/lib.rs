@@ -12,8 +12,9 @@
 //! [`Listing`] reads all of it, and [`check`] compares sizes. [`create`] makes a region, or changes nothing;
 //! [`destroy`] destroys one. [`attach`] and [`detach`] carry out all steps for a device that was bound, or is about to
 //! be unbound. [`online`] gives a memory device to the kernel, as a node, and [`offline`] gives it to programs; memory
-//! in use is migrated, or its holders are named. A memory device that a program has open is left alone. Everything works on a [`Tree`](aquifer_nodes::Tree): the tests have a
-//! model of the kernel's files ([`model`]), which fails at every write in turn.
+//! in use is migrated, or its holders are named. A memory device that a program has open is left alone. Everything
+//! works on a [`Tree`](aquifer_nodes::Tree): the tests have a model of the kernel's files ([`model`]), which fails at
+//! every write in turn.
 //!
 //! Next: `listing.rs`. See the kernel's `Documentation/ABI/testing/sysfs-bus-cxl`.
 

@@ -14,7 +14,7 @@
 //! | devdax      | the same, if no program has it                | nothing                                            |
 //! | system-ram  | blocks go online                              | blocks go offline, then `device_dax` takes it      |
 //!
-//! The kernel takes a device from `device_dax` whoever has it mapped: the next access of such a program is SIGBUS. So
+//! The kernel takes a device from `device_dax` although programs have it mapped: their next access is SIGBUS. So
 //! its users are looked for first.
 
 use std::fs::File;
@@ -127,7 +127,8 @@ pub(crate) fn claim(tree: &dyn Tree, device: &Device) -> Result<Option<File>, Cx
     }
 }
 
-/// Gives a device's memory to the kernel, unless a program has the device. Blocks that are online already stay as they are.
+/// Gives a device's memory to the kernel, unless a program has the device. Blocks that are online already stay as they
+/// are.
 pub fn online(
     tree: &dyn Tree,
     device: &Device,

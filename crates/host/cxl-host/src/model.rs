@@ -5,8 +5,8 @@
 //!
 //! It has one or more windows, each with a node, and memdevs with two decoders each, which can be pulled out. It
 //! refuses what the kernel refuses: steps out of order, decoders that are in use, memory blocks with pages that cannot
-//! move. It does not refuse to take a memory device from the programs that have it open. A test can make any single write
-//! fail, or that write and all later ones. Public for the tests of other crates.
+//! move. It does not refuse to take a memory device from the programs that have it open. A test can make any single
+//! write fail, or that write and all later ones. Public for the tests of other crates.
 
 mod commands;
 
@@ -189,8 +189,8 @@ impl KernelModel {
         *self.held.borrow_mut() = blocks.to_vec();
     }
 
-    /// Sets the memory blocks that the kernel tries to empty until a signal arrives. A write without a limit would never
-    /// return: it panics.
+    /// Sets the memory blocks that the kernel tries to empty until a signal arrives. A write without a limit would
+    /// never return: it panics.
     pub fn never_empty(&self, blocks: &[u64]) {
         *self.endless.borrow_mut() = blocks.to_vec();
     }

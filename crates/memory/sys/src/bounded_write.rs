@@ -4,11 +4,12 @@
 //! Writes to a file of the kernel's for a limited time.
 //!
 //! A write to such a file is a command, and can wait in the kernel without an end: `offline` for a memory block tries
-//! again until all of the block's pages have moved, or a signal arrives (`offline_pages` in `mm/memory_hotplug.c`). So a
-//! thread of its own writes, and once the time is over:
+//! again until all of the block's pages have moved, or a signal arrives (`offline_pages` in `mm/memory_hotplug.c`). So
+//! a thread of its own writes, and once the time is over:
 //!
-//! 1. its descriptor is replaced by one that cannot be written. The kernel starts some writes again after a signal, such
-//!    as one that waits for another program's; and the thread may not have come to its write yet. Both fail with EBADF.
+//! 1. its descriptor is replaced by one that cannot be written. The kernel starts some writes again after a signal,
+//!    such as one that waits for another program's; and the thread may not have come to its write yet. Both fail with
+//!    EBADF.
 //! 2. it gets a signal whose handler does nothing, which ends the write that has begun with EINTR.
 //!
 //! The signal is SIGURG, which is ignored by default: one that comes late does no harm. A process that calls this
@@ -60,8 +61,8 @@ impl Drop for Writer {
 }
 
 /// Writes `bytes` to `file` in one write(2), and returns how many were written. EINTR if the write has not ended within
-/// `limit`, and then it has no effect any more. ETIMEDOUT if even signals have not ended it: it may still have an effect,
-/// and its thread remains. EBUSY if several such threads remain.
+/// `limit`, and then it has no effect any more. ETIMEDOUT if even signals have not ended it: it may still have an
+/// effect, and its thread remains. EBUSY if several such threads remain.
 pub fn write_within(file: File, bytes: &[u8], limit: Duration) -> io::Result<usize> {
     let (writer, file, bytes) = (Writer::new()?, Arc::new(file), bytes.to_vec());
     let unwritable = File::open("/dev/null")?;

@@ -6,8 +6,8 @@
 //!
 //! Every access is one load or store of its width, neither merged nor repeated, and it is aligned. A file in sysfs is
 //! locked while it is mapped (`file_lock.rs`): the commands of two programs would get into each other's. Whether the
-//! function decodes its window, and whether a driver of the kernel uses it too, is for the caller to know. See sysfs-pci
-//! in the kernel's documentation.
+//! function decodes its window, and whether a driver of the kernel uses it too, is for the caller to know. See
+//! sysfs-pci in the kernel's documentation.
 //!
 //! Threads: any; the device defines the effect of concurrent accesses.
 

@@ -7,8 +7,8 @@
 //! So no reference to them is ever made: they are copied word by word with relaxed atomics, which compile to plain
 //! moves. The memory is excluded from core dumps.
 //!
-//! When it is locked, none of it goes to swap, where wiped contents would remain. A memory device is also locked against
-//! other donors and tiers (`file_lock.rs`) before it is wiped.
+//! When it is locked, none of it goes to swap, where wiped contents would remain. A memory device is also locked
+//! against other donors and tiers (`file_lock.rs`) before it is wiped.
 //!
 //! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`,
 //! fallocate(2) on `FALLOC_FL_PUNCH_HOLE`, mbind(2).
@@ -123,8 +123,8 @@ impl LentMemory {
         Self::map(file, bytes, wipes_by_giving_back)
     }
 
-    /// The first bytes of a memory device that is open and at least that long. Their old contents are wiped. EWOULDBLOCK,
-    /// and nothing is wiped, if another donor or tier has the device.
+    /// The first bytes of a memory device that is open and at least that long. Their old contents are wiped.
+    /// EWOULDBLOCK, and nothing is wiped, if another donor or tier has the device.
     pub fn of_device(device: File, bytes: usize) -> io::Result<LentMemory> {
         file_lock::lock(&device)?;
         let memory = Self::map(device, bytes, false)?;

@@ -6,7 +6,8 @@
 //!
 //! The device is mapped. Bytes are copied between the mapping and frames, and installed from where they lie; they never
 //! pass through the page cache, and do not count in the program's memory or its cgroup's. The device is locked, so that
-//! each instance, and each donor, has its own. Forked children share the mapping and the lock. Whatever the device held is lost.
+//! each instance, and each donor, has its own. Forked children share the mapping and the lock. Whatever the device held
+//! is lost.
 //!
 //! | path is                                         | what happens                                       |
 //! |-------------------------------------------------|----------------------------------------------------|

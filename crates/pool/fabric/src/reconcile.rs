@@ -112,7 +112,8 @@ impl States<'_> {
         let unknown = view.members.iter().filter(|(member, _)| !self.knows(id, **member));
         let (lost, others): (Vec<_>, Vec<_>) = unknown.partition(|(_, one)| self.was_taken(host, id, &one.lease));
         // Lost: the host was declared dead by mistake, and its memory was given to others. Replaced: the desired state
-        // is older than what hosts have, as after a restore; the agent lets such a member go when others have its bytes.
+        // is older than what hosts have, as after a restore; the agent lets such a member go when others have its
+        // bytes.
         for (members, why) in [(lost, Why::Lost), (others, Why::Replaced)] {
             let members: Vec<MemberId> = members.into_iter().map(|(member, _)| *member).collect();
             if !members.is_empty() {
