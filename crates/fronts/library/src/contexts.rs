@@ -76,8 +76,7 @@ pub struct Report {
 /// Runs contexts on this thread until all have ended. They are taken from `contexts` one by one, when there is work for
 /// them, and may wait for anything: fetches of this or another space, and futures that other threads wake.
 ///
-/// A context that blocks the thread holds up the other contexts of this run, but no fetch that something else waits
-/// for.
+/// A context that blocks the thread holds up the other contexts of this run, but no fetch that others wait for.
 ///
 /// A panic of a context ends the run, and propagates to the caller. In a forked child, contexts run too, and what they
 /// ask of their parent's spaces is [`Error::Forked`](crate::Error::Forked).
