@@ -54,13 +54,15 @@ impl Peer {
             return Ok(());
         }
         self.check_blocks(client, device, &view, &capacity)?;
-        let before = self.choices.extents(device, host_id, tag).map(<[_]>::to_vec);
         let (policy, extents) = if prefers_free(&capacity) {
             (add_policy::FREE, Vec::new())
         } else {
             let mut taken = Vec::new();
             for host_id in 0..capacity.hosts.min(HOSTS_MAX) {
                 taken.extend(client.dc_extents(&path, host_id)?.extents);
+            }
+            for offer in capacity.offers.iter().filter(|offer| offer.is_pending) {
+                taken.extend(self.choices.extents(device, offer.host_id, offer.tag).into_iter().flatten());
             }
             let region = (capacity.start, capacity.start.saturating_add(capacity.bytes));
             match self.choices.choose((device, host_id, tag), bytes.0, region, &mut taken) {
@@ -80,7 +82,6 @@ impl Peer {
             // Whatever the outcome of the command is, the host may be offered it.
             self.unlisted.note(device, host_id, tag, self.clock.now());
         }
-        let is_again = before.is_some_and(|before| before == extents);
         let add = InitiateDcAdd { host_id, policy, region: capacity.region_id, length: bytes.0, tag, extents };
         let Err(failure) = client.initiate_dc_add(&path, &add) else { return Ok(()) };
         let code = failure.return_code();
@@ -90,9 +91,7 @@ impl Peer {
             }
             not_done => not_done,
         };
-        // Extents that are still pending are refused when they are offered again.
-        let is_pending = is_again && code == Some(ReturnCode::INVALID_EXTENT_LIST);
-        if !is_pending && !matches!(refused, NotDone::Lost(_)) {
+        if !matches!(refused, NotDone::Lost(_)) {
             self.unlisted.forget(device, tag);
         }
         Err(refused)

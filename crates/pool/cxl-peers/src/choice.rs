@@ -36,8 +36,8 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// Chooses extents for a host. `taken` is what hosts have of the device, read after every earlier offer; `region`
-    /// is the first address and the end of the memory to choose from.
+    /// Chooses extents for a host. `taken` is what hosts have of the device, read after every earlier offer, and what
+    /// is pending; `region` is the first address and the end of the memory to choose from.
     pub(crate) fn choose(
         &mut self,
         (device, host_id, tag): (&DeviceId, u16, Tag),

@@ -8,11 +8,12 @@
 
 use std::time::Duration;
 
+use aquifer_cxl_peers::tag_of;
 use aquifer_cxl_switch::{CapacityConfig, SwitchConfig};
-use aquifer_fabric::MemberId;
+use aquifer_fabric::{MemberId, Step};
 use aquifer_fmapi::*;
 
-use super::rig::{DCD, Fate, Rig, VOLUME, example};
+use super::rig::{DCD, Fate, PATH, Rig, VOLUME, device, example, id};
 
 const MIB: u64 = 1 << 20;
 /// Longer than a host may take to answer.
@@ -42,11 +43,41 @@ fn without_list_and_tags(add_policies: u16) -> impl FnMut(Opcode) -> Fate {
 fn with_list_without_hosts(opcode: Opcode) -> Fate {
     match opcode {
         Opcode::DC_LIST_TAGS => {
-            let tag = DcTag { tag: aquifer_cxl_peers::tag_of(VOLUME, MemberId(1)), ..DcTag::default() };
+            let tag = DcTag { tag: tag_of(VOLUME, MemberId(1)), ..DcTag::default() };
             let tags = DcTags { total: 1, validity: DcTags::HOSTS_VALID, tags: vec![tag], ..DcTags::default() };
             Fate::Answer(ReturnCode::SUCCESS, Some(Response::DcListTags(tags)))
         }
         _ => Fate::Pass,
+    }
+}
+
+impl Rig {
+    /// Asks a host for its capacity, or takes back what it was offered.
+    pub fn ask_back(&mut self, host: &str, member: u64) -> Result<(), String> {
+        let (host, member) = (id(host), MemberId(member));
+        self.send(&Step::ReleaseDynamicCapacity { device: device(DCD), host, volume: VOLUME, member })
+    }
+
+    /// Returns how many bytes a host has for a member.
+    pub fn bytes(&mut self, member: u64) -> u64 {
+        let ranges = self.ranges(tag_of(VOLUME, MemberId(member))).1;
+        ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Reads the switch, and returns whether a host has accepted the capacity of a member; None if none was offered, as
+    /// far as is reported.
+    pub fn is_accepted(&mut self, member: u64) -> Option<bool> {
+        let report = self.peer.reports().remove(&device(DCD)).flatten().expect("the device is reported");
+        Some(report.extents.get(&VOLUME)?.get(&MemberId(member))?.accepted)
+    }
+
+    /// Lets the rival offer this many pieces of 2 MiB, each with another tag. The tags come before those of members.
+    pub fn rival_offers_tags(&mut self, host_id: u16, tags: u64) {
+        for number in 1..=tags {
+            let (policy, tag) = (add_policy::FREE, u128::from(number).to_be_bytes());
+            let add = InitiateDcAdd { host_id, policy, region: 0, length: 2 << 20, tag, extents: Vec::new() };
+            self.rival.initiate_dc_add(&PATH, &add).unwrap();
+        }
     }
 }
 
@@ -127,6 +158,18 @@ fn an_offer_that_is_not_listed_is_made_again_after_it_was_taken_back() {
         assert_eq!((rig.is_accepted(1), rig.is_accepted(1), rig.tags()), (Some(false), None, 0));
         add_in_rounds(&mut rig, 1, 256);
     }
+}
+
+#[test]
+fn blocks_that_are_pending_are_not_chosen_for_another_member() {
+    let mut rig = Rig::new(example());
+    rig.script(without_list_and_tags(0b100));
+    rig.restart("");
+    rig.hosts_wait();
+    rig.add("h0", 1, 256).unwrap();
+    rig.add("h0", 2, 128).unwrap();
+    rig.hosts_accept();
+    assert_eq!((rig.bytes(1), rig.bytes(2)), (256 * MIB, 128 * MIB));
 }
 
 /// If it were made again, the host would get it twice.

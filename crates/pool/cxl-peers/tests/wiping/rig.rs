@@ -275,12 +275,6 @@ impl Rig {
         self.send(&Step::AddDynamicCapacity { device, host, volume: VOLUME, member, bytes })
     }
 
-    /// Asks a host for its capacity, or takes back what it was offered.
-    pub fn ask_back(&mut self, host: &str, member: u64) -> Result<(), String> {
-        let (host, member) = (id(host), MemberId(member));
-        self.send(&Step::ReleaseDynamicCapacity { device: device(DCD), host, volume: VOLUME, member })
-    }
-
     /// Takes a host's capacity back, which the host gives.
     pub fn release(&mut self, host: &str, member: u64) {
         let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, MemberId(member)));
@@ -300,19 +294,6 @@ impl Rig {
             }
         }
         panic!("nobody has blocks of {tag:02x?}")
-    }
-
-    /// Returns how many bytes a host has for a member.
-    pub fn bytes(&mut self, member: u64) -> u64 {
-        let ranges = self.ranges(aquifer_cxl_peers::tag_of(VOLUME, MemberId(member))).1;
-        ranges.iter().map(|range| range.end - range.start).sum()
-    }
-
-    /// Reads the switch, and returns whether a host has accepted the capacity of a member; None if none was offered, as
-    /// far as is reported.
-    pub fn is_accepted(&mut self, member: u64) -> Option<bool> {
-        let report = self.peer.reports().remove(&device(DCD)).flatten().expect("the device is reported");
-        Some(report.extents.get(&VOLUME)?.get(&MemberId(member))?.accepted)
     }
 
     /// Returns how many tags the device lists.
@@ -396,15 +377,6 @@ impl Rig {
         let policy = add_policy::FREE;
         let add = InitiateDcAdd { host_id, policy, region: 0, length: mib << 20, tag: STAMP, extents: Vec::new() };
         self.rival.initiate_dc_add(&PATH, &add).unwrap();
-    }
-
-    /// Lets the rival offer this many pieces of 2 MiB, each with another tag. The tags come before those of members.
-    pub fn rival_offers_tags(&mut self, host_id: u16, tags: u64) {
-        for number in 1..=tags {
-            let (policy, tag) = (add_policy::FREE, u128::from(number).to_be_bytes());
-            let add = InitiateDcAdd { host_id, policy, region: 0, length: 2 << 20, tag, extents: Vec::new() };
-            self.rival.initiate_dc_add(&PATH, &add).unwrap();
-        }
     }
 
     /// Lets the rival decide whether the first region wipes what is released.
