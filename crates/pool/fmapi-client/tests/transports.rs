@@ -217,6 +217,7 @@ fn a_window_is_mapped_and_its_command_is_where_the_registers_say() {
     assert_eq!(bytes[0x88 + 4], 1, "the doorbell");
     assert_eq!(bytes[0x88 + 8..][..4], [0x01, 0x51, 5, 0], "the command");
     assert_eq!(bytes[0x88 + 0x20..][..8], [4, 1, 2, 3, 4, 0, 0, 0], "the payload");
+    drop(client);
     // A window that ends within the payload.
     std::fs::write(&path, &bytes[..0x88 + 0x20]).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(0x88 + 0x20).unwrap();
