@@ -60,3 +60,54 @@ pub fn pass_over_ids_in_use(desired: &mut Desired, observed: &Observed) -> bool 
     desired.version += u64::from(!greatest.is_empty());
     !greatest.is_empty()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::Edit;
+    use crate::example::{self, id};
+    use crate::observed::{HostReport, LeaseReport, LeaseState};
+    use crate::placement::Capacity;
+    use crate::volume::{Presentation, Redundancy, VolumeSpec};
+    use crate::{Bytes, FaultDomain, LatencyClass, Token};
+
+    const V: VolumeId = VolumeId(1);
+
+    #[test]
+    fn a_restored_state_gives_out_no_id_that_an_end_has() {
+        let topology = example::racks(4);
+        let mut desired = example::desired(&topology);
+        let mut observed = example::observed(&topology);
+        let mut capacity = Capacity::new(&topology, &desired, &observed);
+        let spec = VolumeSpec {
+            size: Bytes::gib(1),
+            pool: id("main"),
+            zone: id("lab"),
+            class: LatencyClass::Tcp,
+            redundancy: Redundancy::None,
+            spread: FaultDomain::Host,
+            width: 1,
+            presentation: Presentation::OneRange,
+            expires_at: None,
+            donor: None,
+            labels: Default::default(),
+        };
+        let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+        edit.create(V, id("v"), spec).expect("there is room");
+        assert!(!pass_over_ids_in_use(&mut desired, &observed), "nobody has anything");
+        let next = desired.volumes[&V].next_member;
+        let host = observed.hosts.keys().next().expect("a host").clone();
+        let left = [(V, [MemberId(next.0 + 4)].into())].into();
+        observed.hosts.insert(host.clone(), HostReport { left, ..HostReport::default() });
+        assert!(pass_over_ids_in_use(&mut desired, &observed));
+        assert_eq!(desired.volumes[&V].next_member, MemberId(next.0 + 5));
+        let donor = observed.donors.keys().next().expect("a donor").clone();
+        let lent = LeaseReport { host, bytes: Bytes::gib(1), state: LeaseState::Lent { token: Token(1) } };
+        let leases = [(MemberId(next.0 + 9), lent.clone()), (MemberId(next.0 + AHEAD_MAX * 2), lent)];
+        observed.donors.value_mut(&donor).expect("it is there").leases.insert(V, leases.into());
+        assert!(pass_over_ids_in_use(&mut desired, &observed));
+        assert_eq!(desired.volumes[&V].next_member, MemberId(next.0 + 10), "an id far above is a lie");
+        assert!(!pass_over_ids_in_use(&mut desired, &observed));
+        desired.check().expect("a consistent state");
+    }
+}
