@@ -7,34 +7,19 @@ mod common;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use aquifer::{Error, Pattern, Status, contexts};
-use common::{MIB, PAGE, Scratch, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
+use common::{MIB, PAGE, Scratch, block_on, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
-struct Unpark(std::thread::Thread, AtomicUsize);
+/// A task of which only the references are counted: each fetch on a list has one.
+struct Task;
 
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.unpark();
-    }
-}
-
-/// Runs a future on a minimal executor that knows nothing of spaces.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0))));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
-        }
-    }
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
 }
 
 /// The space knows that such pages are the tier's: it can evict many of them by one kernel call, and writes none back.
@@ -201,9 +186,9 @@ fn dropped_fetches_leave_the_list_without_a_turn() {
     let space = space(&scratch.slow_device(), "64KiB");
     let mapping = filled(&space, 8 * MIB, 3);
     evict_all(&mapping);
-    let wakes = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
-    let waker = Waker::from(Arc::clone(&wakes));
-    let held = || Arc::strong_count(&wakes) - 2;
+    let task = Arc::new(Task);
+    let waker = Waker::from(Arc::clone(&task));
+    let held = || Arc::strong_count(&task) - 2;
     let mut kept = Vec::new();
     let begin_and_drop = std::future::poll_fn(|_| {
         for index in 0..DROPPED {

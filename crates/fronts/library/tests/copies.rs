@@ -7,37 +7,15 @@ mod common;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use aquifer::{Copying, Error, Intent, Mapping, Space, contexts};
 use aquifer_test_support::Random;
-use common::{MIB, PAGE, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
+use common::{MIB, PAGE, block_on, bytes_with, can_run, evict_all, filled, is_stored, space, wait_until};
 
 /// Tiers whose reads overlap, and one whose reads do not.
 const TIERS: [&str; 3] = ["emulated:xl-flash-slc,size=64MiB", "emulated:cmm-h,size=64MiB", "dram:size=64MiB"];
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a future on a minimal executor that knows nothing of spaces.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
-        }
-    }
-}
 
 /// Returns whether these are the bytes of `filled(.., 3)` from `at` on.
 fn are_right(at: usize, bytes: &[u8]) -> bool {

@@ -10,37 +10,17 @@ mod common;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use aquifer::{Copying, Mapping, Space, contexts};
-use common::{MIB, PAGE, Scratch, can_run, evict_all, filled, space};
+use common::{MIB, PAGE, Scratch, block_on, can_run, evict_all, filled, space};
 
 /// How long a test may take before it counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a future on a minimal executor that knows nothing of spaces, and never polls without being woken.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
 
 /// Runs `act` on a thread of its own, and fails if it does not end.
 #[track_caller]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Topologies for the tests of this crate: a box of memory devices, and racks of donors.
+//! Topologies for the tests of this crate, a box of memory devices and racks of donors, and what is in them.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -11,6 +11,7 @@ use crate::desired::{Desired, Pool, Zone};
 use crate::id::{Incarnation, LdId, PortId, VcsId, VppbId};
 use crate::observed::{DeviceReport, DonorReport, HostReport, LdReport, Observed};
 use crate::topology::*;
+use crate::volume::{Presentation, Redundancy, VolumeSpec};
 
 /// Parses a name that is known to be valid.
 pub(crate) fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
@@ -64,6 +65,23 @@ pub(crate) fn desired(topology: &Topology) -> Desired {
     };
     let zone = Zone { quota: Bytes::gib(1 << 20), hosts: parts.hosts.keys().cloned().collect() };
     Desired { pools: [(id("main"), pool)].into(), zones: [(id("lab"), zone)].into(), ..Desired::default() }
+}
+
+/// Returns a specification of a volume without redundancy, on one source.
+pub(crate) fn spec(gib: u64, class: LatencyClass) -> VolumeSpec {
+    VolumeSpec {
+        size: Bytes::gib(gib),
+        pool: id("main"),
+        zone: id("lab"),
+        class,
+        redundancy: Redundancy::None,
+        spread: FaultDomain::Host,
+        width: 1,
+        presentation: Presentation::OneRange,
+        expires_at: None,
+        donor: None,
+        labels: Default::default(),
+    }
 }
 
 /// Returns a state in which everything is up, empty, and in its first incarnation.

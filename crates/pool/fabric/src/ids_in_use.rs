@@ -68,8 +68,7 @@ mod tests {
     use crate::example::{self, id};
     use crate::observed::{HostReport, LeaseReport, LeaseState};
     use crate::placement::Capacity;
-    use crate::volume::{Presentation, Redundancy, VolumeSpec};
-    use crate::{Bytes, FaultDomain, LatencyClass, Token};
+    use crate::{Bytes, LatencyClass, Token};
 
     const V: VolumeId = VolumeId(1);
 
@@ -79,21 +78,8 @@ mod tests {
         let mut desired = example::desired(&topology);
         let mut observed = example::observed(&topology);
         let mut capacity = Capacity::new(&topology, &desired, &observed);
-        let spec = VolumeSpec {
-            size: Bytes::gib(1),
-            pool: id("main"),
-            zone: id("lab"),
-            class: LatencyClass::Tcp,
-            redundancy: Redundancy::None,
-            spread: FaultDomain::Host,
-            width: 1,
-            presentation: Presentation::OneRange,
-            expires_at: None,
-            donor: None,
-            labels: Default::default(),
-        };
         let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
-        edit.create(V, id("v"), spec).expect("there is room");
+        edit.create(V, id("v"), example::spec(1, LatencyClass::Tcp)).expect("there is room");
         assert!(!pass_over_ids_in_use(&mut desired, &observed), "nobody has anything");
         let next = desired.volumes[&V].next_member;
         let host = observed.hosts.keys().next().expect("a host").clone();

@@ -5,6 +5,11 @@
 
 #![allow(dead_code, reason = "each test file that includes this uses its part of it")]
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use aquifer::{Mapping, Space, Status};
@@ -22,6 +27,33 @@ pub fn can_run() -> bool {
         Err(why) => {
             skip(why.to_string());
             false
+        }
+    }
+}
+
+/// A thread that sleeps, and whether it was woken.
+struct Sleeper(Thread, AtomicBool);
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        self.1.store(true, Ordering::Release);
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on a minimal executor that knows nothing of spaces, and never polls without being woken.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let sleeper = Arc::new(Sleeper(std::thread::current(), AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&sleeper));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        let began = Instant::now();
+        while !sleeper.1.swap(false, Ordering::Acquire) {
+            assert!(began.elapsed() < WAIT_MAX, "a future was not woken for {WAIT_MAX:?}");
+            std::thread::park_timeout(WAIT_MAX);
         }
     }
 }

@@ -7,28 +7,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::desired::Desired;
-use crate::example::{desired, id, memory_box, observed, racks};
+use crate::example::{self, desired, id, memory_box, observed, racks};
 use crate::id::{DonorId, RackId};
 use crate::observed::{Availability, LeaseReport, LeaseState, Observed};
 use crate::topology::Topology;
-use crate::volume::Presentation;
 
 fn spec(size: Bytes, redundancy: Redundancy, spread: FaultDomain, width: u16) -> VolumeSpec {
-    let presentation = Presentation::OneRange;
-    let (pool, zone, class) = (id("main"), id("lab"), LatencyClass::Tcp);
-    VolumeSpec {
-        size,
-        pool,
-        zone,
-        class,
-        redundancy,
-        spread,
-        width,
-        presentation,
-        expires_at: None,
-        donor: None,
-        labels: Default::default(),
-    }
+    VolumeSpec { size, redundancy, spread, width, ..example::spec(1, LatencyClass::Tcp) }
 }
 
 fn place(capacity: &mut Capacity, spec: &VolumeSpec) -> Result<Placement, Refusal> {

@@ -5,30 +5,14 @@
 
 use super::*;
 use crate::desired::Corrupt;
-use crate::example::{desired, id, memory_box, observed, racks};
+use crate::example::{desired, id, memory_box, observed, racks, spec};
 use crate::id::{Millis, Token};
 use crate::observed::{HostReport, LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
 use crate::reconcile::MemberLease;
-use crate::topology::{FaultDomain, LatencyClass};
+use crate::topology::LatencyClass;
 use crate::volume::{Presentation, Redundancy};
 
 const V: VolumeId = VolumeId(1);
-
-fn spec(gib: u64, class: LatencyClass) -> VolumeSpec {
-    VolumeSpec {
-        size: Bytes::gib(gib),
-        pool: id("main"),
-        zone: id("lab"),
-        class,
-        redundancy: Redundancy::None,
-        spread: FaultDomain::Host,
-        width: 1,
-        presentation: Presentation::OneRange,
-        expires_at: None,
-        donor: None,
-        labels: Default::default(),
-    }
-}
 
 /// Does something to a desired state, and checks it afterwards.
 fn edit<T>(topology: &Topology, desired: &mut Desired, work: impl FnOnce(&mut Edit<'_>) -> T) -> T {
