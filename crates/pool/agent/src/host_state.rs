@@ -146,7 +146,7 @@ impl HostState {
     }
 
     /// Notes where donors are. Those of members that are here stay known: a manager whose state was lost hears of
-    /// donors one after the other, and programs would give up the members of which they are not told.
+    /// donors one after the other, and an older program gives up the members that its view lacks.
     pub(crate) fn learn(&mut self, mut donors: BTreeMap<DonorId, Whereabouts>) {
         let members = self.volumes.values().flat_map(|held| held.report.members.values());
         for donor in members.filter_map(|member| member.lease.source.donor()) {
