@@ -22,6 +22,8 @@ const RELEASE: Opcode = Opcode(0x4803);
 const REGIONS_AT: usize = 8;
 const EXTENTS_AT: usize = 16;
 const EXTENT_BYTES: usize = 40;
+/// The flag of a record whose offer goes on with the next record.
+const MORE: u8 = 1;
 /// Maximum number of extents that are read: the mailbox has room for 50.
 const EXTENTS_MAX: u32 = 48;
 
@@ -32,6 +34,8 @@ pub struct HostEvent {
     pub kind: CapacityEventKind,
     /// The capacity that it concerns.
     pub extent: Extent,
+    /// The next event belongs to the same offer.
+    pub more: bool,
 }
 
 /// A host.
@@ -85,7 +89,9 @@ impl DcHost {
         let log = client.events(&[], EventLog::DynamicCapacity, true).expect("the device's log");
         let meant = log.records.iter().filter_map(|record| record.meaning());
         let of_capacity = meant.filter_map(|data| match data {
-            EventData::Capacity(event) => Some(HostEvent { kind: event.kind, extent: event.extent }),
+            EventData::Capacity(event) => {
+                Some(HostEvent { kind: event.kind, extent: event.extent, more: event.flags & MORE != 0 })
+            }
             _ => None,
         });
         of_capacity.collect()
@@ -101,17 +107,18 @@ impl DcHost {
         self.ask(RELEASE, &listed(extents));
     }
 
-    /// Does what the records ask for: accepts offered extents, and gives back those that are requested. Returns how
-    /// many extents.
+    /// Does what the records ask for: accepts each offer by an answer of its own, as the device expects, and gives
+    /// back the extents that are requested. Returns how many extents.
     pub fn answer(&self) -> usize {
         let events = self.events();
-        let of = |kind| events.iter().filter(|it| it.kind == kind).map(|it| it.extent).collect::<Vec<_>>();
+        let of = |kind| events.iter().filter(|it| it.kind == kind).copied().collect::<Vec<_>>();
+        let extents = |events: &[HostEvent]| events.iter().map(|it| it.extent).collect::<Vec<_>>();
         let (offered, asked) = (of(CapacityEventKind::Add), of(CapacityEventKind::Release));
-        if !offered.is_empty() {
-            self.accept(&offered);
+        for offer in offered.split_inclusive(|it| !it.more) {
+            self.accept(&extents(offer));
         }
         if !asked.is_empty() {
-            self.release(&asked);
+            self.release(&extents(&asked));
         }
         offered.len() + asked.len()
     }
