@@ -32,7 +32,7 @@ use crate::destroy::{destroy, take_back};
 use crate::dvsec::declared_bytes;
 use crate::failure::CxlFailure;
 use crate::listing::{DEVICES, Decoder, Listing, Memdev, Region, Window};
-use crate::memory::{Progress, Zone, blocks, offline, online};
+use crate::memory::{Progress, Zone, blocks, offline, online, unmovable};
 
 /// With one device, nothing is interleaved, so the granularity does not matter; this is the smallest.
 const GRANULARITY_BYTES: u64 = 256;
@@ -284,7 +284,9 @@ fn hand_over(
         Purpose::Device => offline(tree, device, false, progress),
         Purpose::Node => {
             let is_whole = device.mode == Mode::SystemRam
-                && blocks(tree, device).is_ok_and(|it| it.offline.is_empty() && !it.online.is_empty());
+                && blocks(tree, device).is_ok_and(|it| {
+                    it.offline.is_empty() && !it.online.is_empty() && unmovable(tree, &it.online).is_empty()
+                });
             if is_whole { Ok(()) } else { online(tree, device, Zone::Movable, progress).map(drop) }
         }
     }

@@ -70,6 +70,15 @@ pub enum CxlFailure {
         /// The device to detach.
         memdev: String,
     },
+    /// The kernel has brought a block online by itself, not as movable, and does not empty it.
+    Kept {
+        /// The memory device.
+        device: String,
+        /// The block's number.
+        block: u64,
+        /// The kernel's answer.
+        write: Box<WriteFailure>,
+    },
     /// The name of a region could not be recorded before its creation.
     NotRecorded {
         /// The region.
@@ -210,6 +219,12 @@ impl fmt::Display for CxlFailure {
                 f,
                 "{region} interleaves {memdev} with other devices; destroy it with 'aquifer cxl destroy {region}'"
             ),
+            CxlFailure::Kept { device, block, write } => write!(
+                f,
+                "the kernel has brought memory block {block} of {device} online by itself, where its own memory could \
+                 keep the device for ever, and does not empty it: {write}; write online_movable to \
+                 /sys/devices/system/memory/auto_online_blocks, and bind the device again or restart the machine"
+            ),
             CxlFailure::NotRecorded { region, source } => write!(
                 f,
                 "{region} is not made or used, because that could not be recorded: {source}; free space in the state \
@@ -316,6 +331,7 @@ mod tests {
             CxlFailure::Absent { serial: 0x1000 },
             CxlFailure::Alike { serial: 0x1000, count: 2 },
             CxlFailure::Interleaved { region: text("region0"), memdev: text("mem0") },
+            CxlFailure::Kept { device: text("dax0.0"), block: 3, write: Box::new(write()) },
             CxlFailure::NotRecorded { region: text("region0"), source: io::Error::from_raw_os_error(libc::ENOSPC) },
             CxlFailure::SizeDiffers { object: text("mem0"), has: 1, bound: 2 },
             CxlFailure::NotCommitted { region: text("region0") },

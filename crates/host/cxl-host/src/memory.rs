@@ -128,7 +128,8 @@ pub(crate) fn claim(tree: &dyn Tree, device: &Device) -> Result<Option<File>, Cx
 }
 
 /// Gives a device's memory to the kernel, unless a program has the device. Blocks that are online already stay as they
-/// are.
+/// are, except that with [`Zone::Movable`] each becomes movable: the kernel may have brought them online by itself
+/// (`auto_online_blocks`), and its own memory in them would keep the device for ever.
 pub fn online(
     tree: &dyn Tree,
     device: &Device,
@@ -142,6 +143,11 @@ pub fn online(
     if found.online.is_empty() && found.offline.is_empty() {
         let what = "the kernel has made none; the device may be smaller than one block";
         return Err(CxlFailure::NoBlocks { device: device.name.clone(), what });
+    }
+    for block in unmovable(tree, &found.online).into_iter().filter(|_| zone == Zone::Movable) {
+        let kept = |write| CxlFailure::Kept { device: device.name.clone(), block, write: Box::new(write) };
+        set_state(tree, block, "offline").map_err(kept)?;
+        set_state(tree, block, zone.word()).map_err(CxlFailure::write)?;
     }
     let all = found.online.len() + found.offline.len();
     for (done, block) in found.offline.iter().enumerate() {
@@ -193,6 +199,11 @@ fn empty(
         progress(&Progress { done: done + 1, all: found.online.len(), block_bytes: found.block_bytes });
     }
     Ok(())
+}
+
+/// The online blocks of these in which the kernel may put memory of its own.
+pub(crate) fn unmovable(tree: &dyn Tree, online: &[u64]) -> Vec<u64> {
+    online.iter().copied().filter(|block| zone_of(tree, *block) != Zone::Movable.word()).collect()
 }
 
 /// How a block was brought online, to bring it back in the same way. As movable if that cannot be read: then it can go

@@ -53,6 +53,8 @@ pub struct KernelModel {
     held: RefCell<Vec<u64>>,
     /// Blocks that the kernel tries to empty without an end.
     endless: RefCell<Vec<u64>>,
+    /// The zone in which the kernel brings new blocks online by itself, if it does.
+    auto_online: Cell<Option<&'static str>>,
     /// Files that a program has locked.
     locked: RefCell<BTreeSet<String>>,
 }
@@ -117,6 +119,7 @@ impl KernelModel {
             writes: Cell::new(0),
             held: RefCell::default(),
             endless: RefCell::default(),
+            auto_online: Cell::new(None),
             locked: RefCell::default(),
         };
         // The kernel finds them in any order: names and serial numbers differ.
@@ -182,6 +185,11 @@ impl KernelModel {
     /// Number of writes since the failures were last set.
     pub fn writes(&self) -> usize {
         self.writes.get()
+    }
+
+    /// Makes the kernel bring new blocks online by itself, in this zone.
+    pub fn auto_online(&self, zone: &'static str) {
+        self.auto_online.set(Some(zone));
     }
 
     /// Sets the memory blocks that cannot be emptied.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, Failing, KernelModel as Model};
 use aquifer_cxl_host::{Attached, Bound, CxlFailure, Listing, Nodes, Purpose, attach, check, detach};
+use aquifer_nodes::Tree;
 use aquifer_nodes::dax::Mode;
 
 const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
@@ -248,6 +249,31 @@ fn memory_in_use_is_moved_or_its_holders_are_named() {
     detach(&model, &it, true, &mut |progress| left.push(progress.all - progress.done)).unwrap();
     assert_eq!(left, [3, 2, 1, 0]);
     assert!(Listing::read(&model).unwrap().regions.is_empty());
+}
+
+/// Kernels with `auto_online_blocks` bring new memory online before anybody asks, often where they put their own.
+#[test]
+fn memory_that_the_kernel_brings_online_by_itself_becomes_movable() {
+    let model = Model::new(1);
+    model.auto_online("Normal");
+    let mut it = bound(0x1001);
+    let attached = attach_kept(&model, &mut it, NODE).unwrap();
+    let device = aquifer_nodes::dax::device(&model, &attached.device).unwrap();
+    let blocks = aquifer_cxl_host::blocks(&model, &device).unwrap();
+    assert_eq!((blocks.online.len(), blocks.offline.len()), (4, 0));
+    let zones = |block: &u64| model.text(&format!("/sys/devices/system/memory/memory{block}/valid_zones")).unwrap();
+    assert!(blocks.online.iter().all(|block| zones(block) == "Movable"));
+    model.fail(Failing::None);
+    attach_kept(&model, &mut it, NODE).unwrap();
+    assert_eq!(model.writes(), 0, "nothing is left to do");
+    // Memory of the kernel keeps one of them.
+    detach(&model, &it, true, &mut |_| ()).unwrap();
+    model.hold(&blocks.online[2..3]);
+    let failure = attach_kept(&model, &mut it, NODE).unwrap_err();
+    assert!(matches!(failure, CxlFailure::Kept { block, .. } if block == blocks.online[2]), "{failure}");
+    model.hold(&[]);
+    attach_kept(&model, &mut it, NODE).unwrap();
+    assert!(blocks.online.iter().all(|block| zones(block) == "Movable"));
 }
 
 /// A port flaps: the device disappears without warning, and comes back.

@@ -126,7 +126,7 @@ impl KernelModel {
         start.div_ceil(BLOCK_BYTES)..(start + size) / BLOCK_BYTES
     }
 
-    /// A driver takes a device; kmem adds its blocks, offline.
+    /// A driver takes a device; kmem adds its blocks, offline or as the kernel brings new blocks online by itself.
     fn take(&self, driver: &str, dax: &str) -> io::Result<()> {
         let link = format!("{DAX}/devices/{dax}/driver");
         self.get(&format!("{DAX}/devices/{dax}/size"))?;
@@ -136,8 +136,10 @@ impl KernelModel {
         self.links.borrow_mut().insert(link, driver.to_owned());
         if driver == "kmem" {
             for block in self.blocks_of(dax) {
-                self.set(&format!("{BLOCKS}/memory{block}/state"), "offline");
-                self.set(&format!("{BLOCKS}/memory{block}/valid_zones"), "Normal Movable");
+                let (state, zones) =
+                    self.auto_online.get().map_or(("offline", "Normal Movable"), |zone| ("online", zone));
+                self.set(&format!("{BLOCKS}/memory{block}/state"), state);
+                self.set(&format!("{BLOCKS}/memory{block}/valid_zones"), zones);
             }
         }
         Ok(())
