@@ -137,6 +137,16 @@ fn named_mappings_keep_what_was_synced_and_curves_show_the_working_set() {
 }
 
 #[test]
+fn what_is_wrong_with_a_named_mapping_is_an_exception() {
+    pytest("test_named_trouble.py");
+}
+
+#[test]
+fn tiers_that_fail_lie_or_are_slow_raise_and_never_give_wrong_bytes() {
+    pytest("test_tiers.py");
+}
+
+#[test]
 fn threads_resolve_their_own_faults_and_system_calls_raise() {
     pytest("test_own_faults.py");
 }
