@@ -182,5 +182,5 @@ fn the_examples_of_the_documentation_run() {
     gather.arg(package().join("examples/gather.py")).args(["--dram", "16MiB", "--rows", "200"]);
     let output = succeeded(gather.env("PYTHONPATH", site), "examples/gather.py");
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(["gather", "indexing", "memmap"].iter().all(|line| out.contains(line)), "{out}");
+    assert!(["gather", "indexing", "prefetch", "memmap"].iter().all(|line| out.contains(line)), "{out}");
 }
