@@ -5,8 +5,8 @@
 //!
 //! First poll: asks the space's list of fetches (`fetches.rs`) for the range. Later polls: check whether it has
 //! arrived. The last step, which puts the blocks at their addresses, is made by the thread that polls: it needs no
-//! transfer, unless the blocks have been evicted again meanwhile. Dropping the future takes it off the list. A fetch that
-//! is started and not polled ends without the last step.
+//! transfer, unless the blocks have been evicted again meanwhile. A fetch that is started and not polled ends without
+//! the last step. Dropping the future takes it off the list.
 
 use std::future::Future;
 use std::ops::Range;

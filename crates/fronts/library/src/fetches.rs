@@ -82,7 +82,7 @@ impl Asked {
         Poll::Pending
     }
 
-    /// Returns the outcome, if there is one. Whoever is to be woken stays so.
+    /// Returns the outcome, if there is one, and leaves the waker as it is.
     pub(crate) fn known(&self) -> Option<Result<(), Error>> {
         match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
             Progress::Done(outcome) => Some(outcome.clone()),

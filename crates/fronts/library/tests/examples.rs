@@ -35,9 +35,10 @@ fn prints(example: &str, arguments: &[&str], lines: &[&str]) {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{example}: {}\n{out}{err}", output.status);
     for line in lines {
-        let figures = out.lines().filter_map(|printed| printed.strip_prefix(line)).any(|rest| {
-            rest.split_whitespace().any(|word| word.parse::<f64>().is_ok_and(f64::is_finite))
-        });
+        let figures = out
+            .lines()
+            .filter_map(|printed| printed.strip_prefix(line))
+            .any(|rest| rest.split_whitespace().any(|word| word.parse::<f64>().is_ok_and(f64::is_finite)));
         assert!(figures, "{example} has no figure for '{line}':\n{out}");
     }
 }

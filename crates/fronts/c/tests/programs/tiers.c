@@ -116,7 +116,7 @@ static void a_tier_always_lies(void) {
 }
 
 static void a_tier_is_slow(void) {
-    aquifer_space_t space = small_space("failing:every=1,on=read,times=0,delay=1s:dram:size=16MiB", "64KiB");
+    aquifer_space_t space = small_space("failing:every=1,on=read,times=0,delay=500ms:dram:size=16MiB", "64KiB");
     aquifer_mapping_t mapping = filled(space, BLOCK), other;
     struct aquifer_range range = {0, 8};
     aquifer_fetch_t fetch;

@@ -42,7 +42,8 @@ def over(mapping: "Mapping", dtype: Any, shape: Any, offset: int, order: str, is
         fields = [("start", offset), ("stop", stop), ("length", len(mapping))]
         raise new("OutOfRangeError", message, None, fields)
     # `frombuffer` keeps its memoryview, which counts as a use of the mapping; `ndarray(buffer=...)` would not.
-    buffer = numpy.frombuffer(mapping if is_writable else memoryview(mapping).toreadonly(), numpy.uint8)
+    exporter: Any = mapping
+    buffer = numpy.frombuffer(exporter if is_writable else memoryview(exporter).toreadonly(), numpy.uint8)
     return numpy.ndarray(shape, dtype, buffer=buffer, offset=offset, order=order)
 
 

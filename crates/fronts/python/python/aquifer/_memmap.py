@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MODES = ("r", "r+", "w+")
 
 
-class NamedArray(numpy.ndarray):  # type: ignore[misc]
+class NamedArray(numpy.ndarray):
     """An array in a named mapping. Its slices are such arrays, too; what is computed from it is an ordinary one."""
 
     def flush(self) -> None:

@@ -72,8 +72,8 @@ def damaged(stored):
         (lambda stored: stored[: 100 * 4096], "cut off"),
         (lambda stored: of_version(stored, 9), "9"),
         (damaged, "damaged"),
-        (lambda stored: b"a file of somebody's", ""),
-        (lambda stored: b"", ""),
+        (lambda stored: b"a file of somebody's", None),
+        (lambda stored: b"", None),
     ],
 )
 def test_a_file_that_is_not_whole_or_of_another_version_is_not_opened(named, directory, stored, change, why):

@@ -102,7 +102,7 @@ def test_a_tier_that_always_lies_is_an_error_of_every_call(evict):
 
 def test_a_slow_tier_holds_up_nobody_who_does_not_need_it(evict):
     space = aquifer.Space(
-        dram="16MiB", tiers="failing:every=1,on=read,times=0,delay=1s:dram:size=64MiB", block_size="64KiB"
+        dram="16MiB", tiers="failing:every=1,on=read,times=0,delay=300ms:dram:size=64MiB", block_size="64KiB"
     )
     mapping = filled(space, BLOCK)
     evict(mapping)
