@@ -3,6 +3,7 @@
 #
 #   make demo      installs what is missing, builds, and runs STREAM in 30 % of its memory next to kernel swap
 #   make test      every check and every test
+#   make sanitise  the C programs of the tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #   make build     the product: aquifer and its preload library
 #   make bench     what `aquifer bench` starts: the bench and its workloads
 #   make agent     what `aquifer agent` starts, and the device plug-in for Kubernetes
@@ -89,6 +90,10 @@ demo:
 test:
 	$(CARGO) xtask ci
 
+# The Rust code is not instrumented; docs/testing.md says what this covers. `make test` does it, too.
+sanitise:
+	$(CARGO) test --package aquifer-c --test abi sanitised
+
 # The command looks for the library beside itself, and then in ../lib/aquifer; for the programs that it starts beside
 # itself, and then in ../libexec/aquifer.
 install: build agent bench c cache fabric fmapi metrics stress
@@ -143,5 +148,5 @@ deb: build agent bench c cache fabric fmapi metrics stress
 clean:
 	$(CARGO) clean
 
-.PHONY: build agent bench c cache console fabric fmapi metrics python stress demo test install install-built deb clean
+.PHONY: build agent bench c cache console fabric fmapi metrics python stress demo test sanitise install install-built deb clean
 .DEFAULT_GOAL := build

@@ -618,8 +618,9 @@ int aquifer_fetch_start(aquifer_mapping_t mapping, const struct aquifer_range *r
                         aquifer_fetch_t *fetch);
 
 /*
- * Whether all ranges of a fetch are resident: 0 if they are, AQUIFER_PENDING if not yet. Never waits for the tier. Once
- * it has ended, it returns the same each time.
+ * Whether all ranges of a fetch are resident: 0 if they are, AQUIFER_PENDING if not yet. Makes resident what has
+ * arrived. It waits for the tier only where that has been evicted again, or where the space has too many requests.
+ * Once it has ended, it returns the same each time.
  *
  * AQUIFER_ERR_LOST, AQUIFER_ERR_CLOSED, AQUIFER_ERR_NO_ROOM, AQUIFER_ERR_ENDED, AQUIFER_ERR_FORKED: of the first range
  * that failed.

@@ -41,7 +41,8 @@ pub struct Range {
     pub len: usize,
 }
 
-/// What a handle of a fetch stands for. The lock is held while it is polled, which does not wait for a tier.
+/// What a handle of a fetch stands for. The lock is held while it is polled, which waits for a tier only if what has
+/// arrived was evicted again, or if the space drops requests.
 struct Fetching {
     state: Mutex<State>,
     waiters: Arc<Waiters>,

@@ -11,6 +11,8 @@
 //! cargo run --release -p aquifer --example external_sort                  # an emulated tier
 //! cargo run --release -p aquifer --example external_sort -- flash:/var/tmp/cold,size=1GiB
 //! ```
+//!
+//! A second argument is the size of the numbers in MiB.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,8 +21,8 @@ use std::time::Instant;
 
 use aquifer::{Hints, Intent, Space};
 
-/// Numbers to sort: 64 MiB.
-const NUMBERS: usize = 8 << 20;
+/// Numbers to sort, in MiB.
+const MIB: usize = 64;
 /// Numbers of a run: 4 MiB.
 const RUN: usize = 512 << 10;
 /// Bytes that are announced at a time.
@@ -45,16 +47,16 @@ fn pass(hints: &Hints, at: usize, start: usize, end: usize, intent: Intent) -> R
 /// Merges the runs of `from` into `to`.
 fn merge(from: (&[u64], &Hints), to: (&mut [u64], &Hints), with_hints: bool) -> Result<(), aquifer::Error> {
     let ((numbers, hints), (merged, merged_hints)) = (from, to);
-    let mut next: Vec<usize> = (0..NUMBERS).step_by(RUN).collect();
+    let mut next: Vec<usize> = (0..numbers.len()).step_by(RUN).collect();
     let mut heads: BinaryHeap<_> = next.iter().enumerate().map(|(run, at)| Reverse((numbers[*at], run))).collect();
     for (index, place) in merged.iter_mut().enumerate() {
         let Some(Reverse((smallest, run))) = heads.pop() else { break };
         if with_hints && (index * NUMBER).is_multiple_of(PART_BYTES) {
-            pass(merged_hints, index * NUMBER, 0, NUMBERS * NUMBER, Intent::Write)?;
+            pass(merged_hints, index * NUMBER, 0, numbers.len() * NUMBER, Intent::Write)?;
         }
         *place = smallest;
         next[run] += 1;
-        let (at, end) = (next[run], (run + 1) * RUN);
+        let (at, end) = (next[run], numbers.len().min((run + 1) * RUN));
         if at < end {
             if with_hints && (at * NUMBER).is_multiple_of(PART_BYTES) {
                 pass(hints, at * NUMBER, run * RUN * NUMBER, end * NUMBER, Intent::Read)?;
@@ -65,8 +67,8 @@ fn merge(from: (&[u64], &Hints), to: (&mut [u64], &Hints), with_hints: bool) -> 
     Ok(())
 }
 
-fn sort(space: &Space, with_hints: bool) -> Result<(), aquifer::Error> {
-    let (mut numbers, mut merged) = (space.map(NUMBERS * NUMBER)?, space.map(NUMBERS * NUMBER)?);
+fn sort(space: &Space, mib: usize, with_hints: bool) -> Result<(), aquifer::Error> {
+    let (mut numbers, mut merged) = (space.map(mib << 20)?, space.map(mib << 20)?);
     let (hints, merged_hints) = (numbers.hints(), merged.hints());
     for (index, place) in numbers.view_mut::<u64>(..)?.iter_mut().enumerate() {
         *place = number(index);
@@ -82,16 +84,18 @@ fn sort(space: &Space, with_hints: bool) -> Result<(), aquifer::Error> {
     let merged = merged.view::<u64>(..)?;
     assert!(merged.is_sorted());
     let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0_u64, u64::wrapping_add);
-    assert_eq!(sum(&mut merged.iter().copied()), sum(&mut (0..NUMBERS).map(number)));
+    assert_eq!(sum(&mut merged.iter().copied()), sum(&mut (0..(mib << 20) / NUMBER).map(number)));
     Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let tier = std::env::args().nth(1).unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
-    println!("{} MiB of numbers over {tier}, 16 MiB of DRAM", (NUMBERS * NUMBER) >> 20);
+    let mut arguments = std::env::args().skip(1);
+    let tier = arguments.next().unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
+    let mib: usize = arguments.next().map_or(Ok(MIB), |count| count.parse())?;
+    println!("{mib} MiB of numbers over {tier}, 16 MiB of DRAM");
     for with_hints in [false, true] {
         let space = Space::builder().dram("16MiB").tier(&tier).open()?;
-        sort(&space, with_hints)?;
+        sort(&space, mib, with_hints)?;
         space.close()?;
     }
     Ok(())

@@ -11,6 +11,8 @@
 //! cargo run --release -p aquifer --example graph_lookahead                # an emulated tier
 //! cargo run --release -p aquifer --example graph_lookahead -- flash:/var/tmp/cold,size=1GiB
 //! ```
+//!
+//! A second argument is the number of vertices that a search visits.
 
 use std::error::Error;
 use std::time::Instant;
@@ -38,11 +40,16 @@ fn row(vertex: u32) -> std::ops::Range<usize> {
 }
 
 /// Returns the distances of the vertices that were reached from `source`, and how many rows were read.
-fn search(edges: &Mapping, source: u32, with_hints: bool) -> Result<(Vec<u32>, usize), aquifer::Error> {
+fn search(
+    edges: &Mapping,
+    source: u32,
+    visits_max: usize,
+    with_hints: bool,
+) -> Result<(Vec<u32>, usize), aquifer::Error> {
     let mut distances = vec![UNREACHED; VERTICES as usize];
     let (mut queue, mut visited) = (vec![source], 0);
     distances[source as usize] = 0;
-    while visited < queue.len().min(VISITS_MAX) {
+    while visited < queue.len().min(visits_max) {
         let vertex = queue[visited];
         if let Some(next) = queue.get(visited + AHEAD).filter(|next| with_hints && !edges.ready(row(**next))) {
             edges.prefetch(row(*next), Intent::Read)?;
@@ -59,11 +66,11 @@ fn search(edges: &Mapping, source: u32, with_hints: bool) -> Result<(Vec<u32>, u
 }
 
 /// Runs the same search without far memory: its result is the right one.
-fn expected(source: u32) -> Vec<u32> {
+fn expected(source: u32, visits_max: usize) -> Vec<u32> {
     let mut distances = vec![UNREACHED; VERTICES as usize];
     let (mut queue, mut visited) = (vec![source], 0);
     distances[source as usize] = 0;
-    while visited < queue.len().min(VISITS_MAX) {
+    while visited < queue.len().min(visits_max) {
         let vertex = queue[visited];
         for other in (0..DEGREE).map(|edge| neighbour(vertex, edge)) {
             if distances[other as usize] == UNREACHED {
@@ -77,7 +84,9 @@ fn expected(source: u32) -> Vec<u32> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let tier = std::env::args().nth(1).unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    let tier = arguments.next().unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
+    let visits_max: usize = arguments.next().map_or(Ok(VISITS_MAX), |count| count.parse())?;
     let space = Space::builder().dram("16MiB").tier(&tier).open()?;
     let mut edges = space.map(VERTICES as usize * ROW_BYTES)?;
     for (vertex, row) in (0..).zip(edges.view_mut::<[u32; DEGREE]>(..)?) {
@@ -87,9 +96,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} MiB of edges over {tier}, 16 MiB of DRAM", (VERTICES as usize * ROW_BYTES) >> 20);
     for (name, with_hints, source) in [("loads", false, 1), ("lookahead", true, 2)] {
         let started = Instant::now();
-        let (distances, visited) = search(&edges, source, with_hints)?;
+        let (distances, visited) = search(&edges, source, visits_max, with_hints)?;
         println!("{name:10} {:6.2} us a vertex", started.elapsed().as_secs_f64() * 1e6 / visited as f64);
-        assert_eq!(distances, expected(source));
+        assert_eq!(distances, expected(source, visits_max));
     }
     Ok(())
 }

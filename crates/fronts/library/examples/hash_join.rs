@@ -10,6 +10,8 @@
 //! cargo run --release -p aquifer --example hash_join                      # an emulated tier
 //! cargo run --release -p aquifer --example hash_join -- flash:/var/tmp/cold,size=1GiB
 //! ```
+//!
+//! A second argument is the number of rows to join.
 
 use std::error::Error;
 use std::time::Instant;
@@ -91,7 +93,9 @@ fn join(table: &Mapping, rows: std::ops::Range<u64>, with_hints: bool) -> Result
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let tier = std::env::args().nth(1).unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    let tier = arguments.next().unwrap_or_else(|| "emulated:nvme-gen4,size=256MiB".to_owned());
+    let probe_rows: u64 = arguments.next().map_or(Ok(PROBE_ROWS), |count| count.parse())?;
     let space = Space::builder().dram("16MiB").tier(&tier).open()?;
     let mut table = space.map(ENTRIES * ENTRY_BYTES)?;
     build(&mut table)?;
@@ -99,12 +103,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("a table of {} MiB over {tier}, 16 MiB of DRAM", (ENTRIES * ENTRY_BYTES) >> 20);
     for (index, (name, with_hints)) in [("loads", false), ("prefetch ahead", true)].into_iter().enumerate() {
         // Other rows each time, so that none finds what the one before has fetched.
-        let rows = index as u64 * PROBE_ROWS..(index as u64 + 1) * PROBE_ROWS;
+        let rows = index as u64 * probe_rows..(index as u64 + 1) * probe_rows;
         let expected = rows.clone().map(wanted).filter(|row| *row < BUILD_ROWS);
         let expected = expected.fold((0, 0), |(pairs, sum), row| (pairs + 1, sum + row));
         let started = Instant::now();
         assert_eq!(join(&table, rows, with_hints)?, expected);
-        println!("{name:15} {:6.2} us a row", started.elapsed().as_secs_f64() * 1e6 / PROBE_ROWS as f64);
+        println!("{name:15} {:6.2} us a row", started.elapsed().as_secs_f64() * 1e6 / probe_rows as f64);
     }
     Ok(())
 }

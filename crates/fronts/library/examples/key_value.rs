@@ -11,6 +11,8 @@
 //! cargo run --release -p aquifer --example key_value                      # an emulated tier
 //! cargo run --release -p aquifer --example key_value -- flash:/var/tmp/cold,size=1GiB
 //! ```
+//!
+//! A second argument is the number of batches.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -119,7 +121,9 @@ fn batch(number: usize) -> Vec<u64> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let tier = std::env::args().nth(1).unwrap_or_else(|| "emulated:cmm-h,size=512MiB".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    let tier = arguments.next().unwrap_or_else(|| "emulated:cmm-h,size=512MiB".to_owned());
+    let batches: usize = arguments.next().map_or(Ok(BATCHES), |count| count.parse())?;
     let store = Store::filled(&tier)?;
     println!("{} MiB of values over {tier}, 32 MiB of DRAM", (KEYS * VALUE_BYTES) >> 20);
     type Answer = fn(&Store, &[u64]) -> u64;
@@ -135,11 +139,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let before = store.space.statistics();
         let started = Instant::now();
         // Each way gets other keys, so that none finds what the one before has fetched.
-        let digests = (0..BATCHES).map(|index| answer(&store, &batch(order * BATCHES + index)));
+        let digests = (0..batches).map(|index| answer(&store, &batch(order * batches + index)));
         let digest = digests.fold(0, |sum, digest| sum ^ digest);
         let spent_us = started.elapsed().as_secs_f64() * 1e6;
-        let expected = (0..BATCHES).map(|index| store.by_loads(&batch(order * BATCHES + index)));
-        let (after, lookups) = (store.space.statistics(), (BATCH * BATCHES) as f64);
+        let expected = (0..batches).map(|index| store.by_loads(&batch(order * batches + index)));
+        let (after, lookups) = (store.space.statistics(), (BATCH * batches) as f64);
         assert_eq!(digest, expected.fold(0, |sum, digest| sum ^ digest));
         println!(
             "{name:25} {:7.1} us a lookup {:7.0} bytes fetched for it",

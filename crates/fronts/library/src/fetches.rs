@@ -82,6 +82,14 @@ impl Asked {
         Poll::Pending
     }
 
+    /// Returns the outcome, if there is one, and leaves the waker as it is.
+    pub(crate) fn known(&self) -> Option<Result<(), Error>> {
+        match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
+            Progress::Done(outcome) => Some(outcome.clone()),
+            Progress::Pending(_) => None,
+        }
+    }
+
     /// Stores the outcome. Returns whom to wake.
     fn finish(&self, outcome: Result<(), Error>) -> Option<Waker> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);

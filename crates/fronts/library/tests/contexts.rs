@@ -171,6 +171,35 @@ fn an_abandoned_fetch_harms_nothing() {
     assert!(matches!(block_on(fetch), Ok(()) | Err(Error::Closed)));
 }
 
+/// A fetch that is started puts nothing at its address, which could wait for the tier if it was evicted again.
+#[test]
+fn a_started_fetch_is_left_to_the_touch() {
+    if !can_run() {
+        return;
+    }
+    let space = space("dram:size=64MiB", "64KiB");
+    let mapping = filled(&space, MIB, 3);
+    evict_all(&mapping);
+    let is_standby = || matches!(mapping.status(..PAGE).unwrap()[0].status, Status::Standby { .. });
+    let (mut fetch, mut later) = (mapping.fetch(..PAGE), mapping.fetch(..PAGE));
+    // What the space has dropped is asked for again.
+    wait_until("arrival", || {
+        if fetch.start() == Ok(true) && !is_standby() {
+            fetch = mapping.fetch(..PAGE);
+        }
+        is_standby()
+    });
+    assert_eq!((later.start(), mapping.ready(0..PAGE), is_standby()), (Ok(true), false, true));
+    wait_until("its end is known", || fetch.start() == Ok(true));
+    assert!(!mapping.ready(0..PAGE));
+    block_on(fetch).unwrap();
+    assert!(mapping.ready(0..PAGE));
+    assert_eq!(mapping.fetch(7..7).start(), Err(Error::EmptyRange));
+    let mut gone = mapping.fetch(..PAGE);
+    drop(mapping);
+    assert_eq!((gone.start(), later.start()), (Err(Error::Closed), Err(Error::Closed)));
+}
+
 /// While a context runs, turns are rare, so what a dropped fetch leaves on the space's list would stay there. Each
 /// fetch on the list has a waker.
 #[test]

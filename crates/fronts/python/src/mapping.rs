@@ -199,12 +199,12 @@ impl Mapping {
         self.hinting(py, |hints| hints.prefetch(range(start, stop, self.len), intent))
     }
 
-    /// Prefetches the items with these indices, which are the bytes of 64-bit numbers.
+    /// Prefetches the items with these indices, which are the bytes of 64-bit numbers. Never waits for the tier.
     fn prefetch_items(&self, py: Python<'_>, space: &Bound<'_, Space>, size: Offset, indices: &[u8]) -> PyResult<()> {
         self.here(py)?;
         let bytes_max = space.get().prefetch_bytes_max(py)?;
-        let indices = gather::indices(indices);
         self.hinting(py, |hints| {
+            let indices = gather::indices(indices);
             let runs = prefetches::runs(&indices, size.0, self.len, bytes_max)?;
             self.ahead.lock().unwrap_or_else(PoisonError::into_inner).start(hints, runs)
         })

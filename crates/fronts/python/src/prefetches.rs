@@ -4,20 +4,18 @@
 //! Fetches of scattered items that nobody waits for: `Mapping.prefetch(indices, size)`.
 //!
 //! A space remembers few ranges that are prefetched, because each is advice about much memory. Items are many and
-//! small, so they are asked for by the futures of the crate, which form a queue of any length.
+//! small, so they are asked for by fetches of the crate, which form a queue. They are started and never polled: a poll
+//! may wait for the tier, and a prefetch must not.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
-use std::task::{Context, Waker};
 
 use aquifer::{Error, Fetch, Hints};
 
 /// Bytes of a page: what a fetch makes resident at least.
 const PAGE: usize = 4096;
 /// Maximum number of fetches of one mapping under way. The oldest are dropped for new ones: items that were requested
-/// long ago are probably no longer needed.
+/// long ago are probably no longer needed. What one call asks for beyond it is not fetched.
 const AHEAD_MAX: usize = 4096;
 
 /// The fetches of one mapping that have not ended.
@@ -27,29 +25,28 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Starts fetches of ranges, as [`runs`] returns them.
-    pub fn start(&mut self, hints: &Hints, runs: Vec<Range<usize>>) -> Result<(), Error> {
-        self.fetches.retain_mut(|fetch| poll(fetch).is_none());
+    /// Starts fetches of ranges, as [`runs`] returns them. Does not wait for them.
+    pub fn start(&mut self, hints: &Hints, mut runs: Vec<Range<usize>>) -> Result<(), Error> {
+        self.fetches.retain_mut(|fetch| fetch.start() == Ok(false));
+        runs.truncate(AHEAD_MAX);
+        self.fetches.drain(..excess(self.fetches.len(), runs.len()));
         for run in runs {
             let mut fetch = hints.fetch(run);
-            match poll(&mut fetch) {
+            match fetch.start() {
+                Ok(true) => {}
+                Ok(false) => self.fetches.push_back(fetch),
                 // Lost memory is found out by the read; this is a hint.
-                Some(Ok(()) | Err(Error::Lost | Error::NoRoom)) => {}
-                Some(Err(refused)) => return Err(refused),
-                None => self.fetches.push_back(fetch),
+                Err(Error::Lost | Error::NoRoom) => {}
+                Err(refused) => return Err(refused),
             }
         }
-        let excess = self.fetches.len().saturating_sub(AHEAD_MAX);
-        self.fetches.drain(..excess);
         Ok(())
     }
 }
 
-fn poll(fetch: &mut Fetch) -> Option<Result<(), Error>> {
-    match Pin::new(fetch).poll(&mut Context::from_waker(Waker::noop())) {
-        std::task::Poll::Ready(outcome) => Some(outcome),
-        std::task::Poll::Pending => None,
-    }
+/// Returns how many fetches have to go so that `new` ones may come.
+fn excess(under_way: usize, new: usize) -> usize {
+    (under_way + new).saturating_sub(AHEAD_MAX)
 }
 
 /// Returns the pages of the items with these indices, as ranges in ascending order, for a mapping of `len` bytes.

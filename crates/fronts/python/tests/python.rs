@@ -137,6 +137,16 @@ fn named_mappings_keep_what_was_synced_and_curves_show_the_working_set() {
 }
 
 #[test]
+fn what_is_wrong_with_a_named_mapping_is_an_exception() {
+    pytest("test_named_trouble.py");
+}
+
+#[test]
+fn tiers_that_fail_lie_or_are_slow_raise_and_never_give_wrong_bytes() {
+    pytest("test_tiers.py");
+}
+
+#[test]
 fn threads_resolve_their_own_faults_and_system_calls_raise() {
     pytest("test_own_faults.py");
 }
@@ -172,5 +182,5 @@ fn the_examples_of_the_documentation_run() {
     gather.arg(package().join("examples/gather.py")).args(["--dram", "16MiB", "--rows", "200"]);
     let output = succeeded(gather.env("PYTHONPATH", site), "examples/gather.py");
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(["gather", "indexing", "memmap"].iter().all(|line| out.contains(line)), "{out}");
+    assert!(["gather", "indexing", "prefetch", "memmap"].iter().all(|line| out.contains(line)), "{out}");
 }

@@ -301,7 +301,7 @@ pub struct Mapping<'s> {
     start: NonNull<u8>,
     /// The length that was asked for.
     len: usize,
-    /// The length that is mapped: whole regions.
+    /// The length that is mapped: whole regions. 0 once it is unmapped.
     mapped: usize,
     presence: Arc<Presence>,
 }
@@ -484,9 +484,10 @@ impl Mapping<'_> {
     }
 
     /// Unmaps the memory, and returns what went wrong; the memory is gone in any case.
-    pub fn unmap(self) -> Result<(), SpaceFailure> {
+    pub fn unmap(mut self) -> Result<(), SpaceFailure> {
         let unmapped = self.end();
-        std::mem::forget(self);
+        // So that the drop, which frees the rest, does not unmap what may be another mapping by then.
+        self.mapped = 0;
         unmapped
     }
 
@@ -525,7 +526,9 @@ impl Mapping<'_> {
 
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
-        let _ = self.end();
+        if self.mapped > 0 {
+            let _ = self.end();
+        }
     }
 }
 

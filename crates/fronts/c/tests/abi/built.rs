@@ -15,9 +15,15 @@ const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 /// What Rust's standard library needs, as in `aquifer.pc`.
 const NEEDED: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
+/// A program ends at the first report of any of them, and with a report of what it has not freed.
+pub const SANITISERS: [&str; 3] =
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
+
 /// How a program is linked with the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
+    /// As `Shared`, and the program is compiled with sanitizers.
+    Sanitised,
     Shared,
     Static,
 }
@@ -84,8 +90,11 @@ pub fn compile(source: &Path, linkage: Linkage) -> PathBuf {
     command.args([standard, "-O1", "-g", "-pthread"]).args(WARNINGS).arg("-o").arg(&program).arg(source);
     command.arg("-I").arg(folder().join("include")).arg("-I").arg(folder().join("tests/programs"));
     let libraries = libraries();
+    if linkage == Linkage::Sanitised {
+        command.args(SANITISERS);
+    }
     match linkage {
-        Linkage::Shared => {
+        Linkage::Sanitised | Linkage::Shared => {
             let own = format!("-Wl,-rpath,{}", libraries.display());
             command.arg("-L").arg(libraries).arg("-laquifer").arg(own);
         }

@@ -7,4 +7,5 @@
 mod built;
 mod documents;
 mod programs;
+mod sanitised;
 mod symbols;

@@ -50,6 +50,16 @@ fn lost_memory_is_an_error_and_can_be_used_again() {
 }
 
 #[test]
+fn tiers_that_fail_lie_or_are_slow_are_errors_and_never_wrong_bytes() {
+    passes("tiers.c", Linkage::Shared);
+}
+
+#[test]
+fn what_is_wrong_with_a_named_mapping_is_an_error_of_its_own() {
+    passes("named_trouble.c", Linkage::Shared);
+}
+
+#[test]
 fn named_mappings_writes_in_place_and_curves_are_those_of_the_crate() {
     passes("named.c", Linkage::Shared);
 }

@@ -8,9 +8,8 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "check.h"
+#include "evict.h"
 
 #define CONTEXTS 1000
 #define PIECES 3
@@ -77,19 +76,6 @@ static int are_right(size_t number, const uint64_t *found) {
         right += found[piece] == number_at(pieces[piece].offset / 8);
     }
     return right == PIECES;
-}
-
-static void evict(aquifer_mapping_t mapping) {
-    size_t tries;
-    for (tries = 0; bytes_with(mapping, AQUIFER_STORED) < BYTES; tries++) {
-        CHECK(tries < 60000);
-        if (tries % 4000 == 0) {
-            OK(aquifer_evict(mapping, 0, BYTES));
-        }
-        usleep(1000);
-    }
-    /* The eviction looks at the range once more, and would take back what arrives meanwhile. */
-    usleep(200000);
 }
 
 static void gather_in_a_context(void *argument, size_t number) {
@@ -208,7 +194,7 @@ int main(void) {
     world.space = small_space(tier, "4KiB");
     CHECK(remove(profile) == 0 && remove(directory) == 0);
     world.mapping = filled(world.space, BYTES);
-    evict(world.mapping);
+    evict_all(world.mapping);
     contexts_share_a_queue_and_sleep(&world);
     several_contexts_wait_for_one_gather(&world, 0);
     several_contexts_wait_for_one_gather(&world, 1);

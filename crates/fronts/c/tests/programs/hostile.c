@@ -107,8 +107,9 @@ static void pointers_that_cannot_be(aquifer_space_t space, aquifer_mapping_t map
     struct aquifer_statistics statistics = AQUIFER_STATISTICS_INIT;
     aquifer_fetch_t fetch;
     aquifer_gather_t gather;
-    void *address;
+    void *address, *large = calloc(MIB, 1);
 
+    CHECK(large != NULL);
     OK(aquifer_address(mapping, &address));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_map(space, 1, NULL));
     EXPECT(AQUIFER_ERR_MAPPING_SIZE, aquifer_map(space, 0, &mapping));
@@ -136,7 +137,8 @@ static void pointers_that_cannot_be(aquifer_space_t space, aquifer_mapping_t map
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather(mapping, 8, indices, 2, address, 16));
     EXPECT(AQUIFER_ERR_BUFFER_SIZE, aquifer_gather(mapping, 8, indices, 2, bytes, 15));
     EXPECT(AQUIFER_ERR_BUFFER_SIZE, aquifer_gather(mapping, SIZE_MAX, indices, 2, bytes, 16));
-    EXPECT(AQUIFER_ERR_OUT_OF_RANGE, aquifer_gather(mapping, MIB / 2 + 1, indices + 1, 1, calloc(MIB, 1), MIB / 2 + 1));
+    EXPECT(AQUIFER_ERR_OUT_OF_RANGE, aquifer_gather(mapping, MIB / 2 + 1, indices + 1, 1, large, MIB / 2 + 1));
+    free(large);
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, NULL, 1));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_pieces(mapping, &piece, 1));
     EXPECT(AQUIFER_ERR_ARGUMENT, aquifer_gather_start(mapping, &piece, 1, &gather));

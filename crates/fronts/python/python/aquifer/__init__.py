@@ -14,7 +14,7 @@ were written. The calls that copy (``read``, ``write``, ``gather``) raise LostEr
 import os as _os
 
 from . import _native
-from ._arrays import empty, gather, gather_async, mapping_of
+from ._arrays import empty, gather, gather_async, mapping_of, memmap
 from ._errors import (
     AlreadyOpenError,
     BadNameError,
@@ -98,6 +98,7 @@ __all__ = [
     "gather",
     "gather_async",
     "mapping_of",
+    "memmap",
     "probe",
 ]
 

@@ -22,7 +22,7 @@ def _numpy() -> Any:
     return numpy
 
 
-def over(mapping: "Mapping", dtype: Any, shape: Any, offset: int, order: str) -> Any:
+def over(mapping: "Mapping", dtype: Any, shape: Any, offset: int, order: str, is_writable: bool = True) -> Any:
     """An array over a mapping's memory."""
     numpy = _numpy()
 
@@ -42,7 +42,9 @@ def over(mapping: "Mapping", dtype: Any, shape: Any, offset: int, order: str) ->
         fields = [("start", offset), ("stop", stop), ("length", len(mapping))]
         raise new("OutOfRangeError", message, None, fields)
     # `frombuffer` keeps its memoryview, which counts as a use of the mapping; `ndarray(buffer=...)` would not.
-    return numpy.ndarray(shape, dtype, buffer=numpy.frombuffer(mapping, numpy.uint8), offset=offset, order=order)
+    exporter: Any = mapping
+    buffer = numpy.frombuffer(exporter if is_writable else memoryview(exporter).toreadonly(), numpy.uint8)
+    return numpy.ndarray(shape, dtype, buffer=buffer, offset=offset, order=order)
 
 
 def empty(shape: Any, dtype: Any = float, *, space: "Space", order: str = "C") -> Any:
@@ -53,6 +55,30 @@ def empty(shape: Any, dtype: Any = float, *, space: "Space", order: str = "C") -
     _check(dtype)
     shape = _shape(shape)
     return over(space.map(max(_bytes(shape, dtype), 1)), dtype, shape, 0, order)
+
+
+def memmap(
+    name: str,
+    dtype: Any = "u1",
+    mode: str = "r+",
+    offset: int = 0,
+    shape: Any = None,
+    order: str = "C",
+    *,
+    space: "Space",
+) -> Any:
+    """The array in the named mapping ``name`` of ``space``, in the manner of ``numpy.memmap``.
+
+    ``mode``: ``"r"`` opens the array that exists and cannot write to it, ``"r+"`` opens it, and ``"w+"`` makes a new
+    one of zeros, with a shape, in place of what the mapping has. Without a shape, the array is all of the rest from
+    ``offset`` on. The mapping closes with the last array over it.
+
+    ``flush()`` of the array, or of a slice, makes it durable, all of it or none. Unlike with ``numpy.memmap``, what is
+    not flushed is lost when the array is closed.
+    """
+    from ._memmap import opened
+
+    return opened(name, dtype, mode, offset, shape, order, space)
 
 
 def mapping_of(array: Any) -> "Tuple[Mapping, int, int]":
@@ -133,6 +159,12 @@ def _bounds(array: Any) -> Tuple[int, int]:
     """As numpy.lib.array_utils.byte_bounds, for NumPy 1."""
     first, last = _numpy().byte_bounds(array)
     return first, last
+
+
+def size_of(shape: Any, dtype: Any) -> int:
+    """The bytes of an array of this shape and type, which must have some that are plain values."""
+    _check(dtype)
+    return _bytes(_shape(shape), dtype)
 
 
 def _check(dtype: Any) -> None:

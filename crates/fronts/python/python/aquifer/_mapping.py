@@ -89,7 +89,11 @@ class Mapping(_native.Mapping, _native.Exporter):
         return await loop.run_in_executor(None, self.gathered, 0, size, size, packed(indices))
 
     def prefetch(self, start: Any = 0, stop: Optional[int] = None, *, write: bool = False) -> None:
-        """Fetches a range in the background, or the items ``prefetch(indices, size)``. Returns at once."""
+        """Fetches a range in the background, or the items ``prefetch(indices, size)``. Never waits for the tier.
+
+        A hint. Of ranges, the space remembers the last 32; of items, a mapping has up to 4,096 runs of adjacent pages
+        under way. A call's further runs are left out, and the oldest of earlier calls give way to new ones.
+        """
         if hasattr(start, "__index__") and getattr(start, "ndim", 0) == 0:
             self.prefetch_range(start, stop, write)
             return

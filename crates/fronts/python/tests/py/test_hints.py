@@ -5,6 +5,7 @@
 
 import asyncio
 import threading
+import time
 
 import numpy
 import pytest
@@ -36,6 +37,54 @@ def test_prefetched_memory_is_in_dram(space, evict, wait_until):
     wait_until("arrival of items", lambda: all(in_dram(mapping, at << 16, (at + 1) << 16) for at in (3, 30, 31)))
     assert mapping.status(4 << 16, 5 << 16)[0].state == aquifer.State.STORED
     assert mapping.read(8, 16) == (1).to_bytes(8, "little") and mapping.ready(8, 16)
+
+
+def test_prefetched_items_are_left_to_the_touch(space, evict, wait_until):
+    """To put them at their addresses, a prefetch would have to wait for the tier where they were evicted again."""
+    mapping = filled(space, 4 * MIB)
+    evict(mapping)
+    mapping.prefetch([3], 65536)
+    wait_until("arrival", lambda: in_dram(mapping, 3 << 16, 4 << 16))
+    for _ in range(3):
+        mapping.prefetch([3, 5], 65536)
+    assert not mapping.ready(3 << 16, 4 << 16)
+    assert mapping.status(3 << 16, 4 << 16)[0].state == aquifer.State.STANDBY
+    assert mapping.array("u8")[3 << 13] == 3 << 13
+
+
+def test_a_prefetch_never_waits_for_the_tier(evict):
+    """While a slow read keeps the worker busy, requests are repeated in vain. The next prefetch read their items
+    itself, half a second for each."""
+    slow = "failing:every=1,on=read,times=0,delay=500ms:dram:size=64MiB"
+    space = aquifer.Space(dram="16MiB", tiers=slow, block_size="64KiB")
+    mapping = filled(space, 2 << 16)
+    evict(mapping)
+    for item in (0, 1, 0, 1):
+        began = time.monotonic()
+        mapping.prefetch([item], 65536)
+        mapping.prefetch(item << 16, (item + 1) << 16)
+        assert time.monotonic() - began < 0.4
+        time.sleep(0.1)
+    assert mapping.read(65536, 65544) == (1 << 13).to_bytes(8, "little")
+
+
+def test_a_prefetch_of_more_runs_than_the_queue_takes_leaves_out_the_last(evict, wait_until):
+    space = aquifer.Space(dram="320MiB", tiers="dram:size=64MiB", block_size="4KiB")
+    mapping = filled(space, 40 * MIB)
+    evict(mapping)
+    taken = 4096
+    pages = range(0, len(mapping) // 4096, 2)
+    assert len(pages) > taken and len(pages) * 4096 <= space.prefetch_bytes_max
+
+    def have_arrived():
+        # Again, because requests may be dropped.
+        mapping.prefetch(pages, 4096)
+        return all(in_dram(mapping, page * 4096, (page + 1) * 4096) for page in pages[:taken])
+
+    wait_until("arrival of those taken", have_arrived)
+    time.sleep(0.3)
+    assert all(run.state == aquifer.State.STORED for run in mapping.status(pages[taken] * 4096))
+    assert mapping.read(pages[-1] * 4096, pages[-1] * 4096 + 8) == (pages[-1] * 512).to_bytes(8, "little")
 
 
 def test_a_pin_keeps_memory_until_it_is_released(space):

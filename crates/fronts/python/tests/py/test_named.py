@@ -37,6 +37,72 @@ def test_what_was_synced_is_there_when_it_is_opened_again(named):
         del numbers
 
 
+def test_an_array_is_opened_by_name_as_by_numpy_memmap(named, tmp_path):
+    expected = numpy.memmap(tmp_path / "numpy", "i4", "w+", shape=(1000, 300))
+    array = aquifer.memmap("table", "i4", "w+", shape=(1000, 300), space=named)
+    assert (array.shape, array.dtype) == (expected.shape, expected.dtype) and not array.any()
+    for one in (array, expected):
+        one[:] = numpy.arange(one.size).reshape(one.shape)
+        one += 1
+        one[::2, 5] = 7
+        one.flush()
+    assert (array == expected).all()
+    array[10] = 0
+    array[20:22] = 9
+    array[20:22].flush()
+    del array, one
+    array = aquifer.memmap("table", "i4", "r", shape=(1000, 300), space=named)
+    # What was not flushed is as before, as far as it is on other pages.
+    expected[20:22] = 9
+    assert (array[20:] == expected[20:]).all() and (array[:8] == expected[:8]).all()
+    with pytest.raises(ValueError):
+        array[0, 0] = 1
+    with pytest.raises(ValueError):
+        array.flags.writeable = True
+    with pytest.raises(aquifer.AlreadyOpenError):
+        aquifer.memmap("table", "i4", space=named)
+    assert aquifer.gather(array, [25, 26]).tobytes() == expected[25:27].tobytes()
+    del array
+    rest = aquifer.memmap("table", "i4", offset=1200, space=named)
+    assert rest.shape == (299_700,) and rest[0] == expected[1, 0]
+    assert type(rest[5:]) is type(rest) and type(rest + 1) is numpy.ndarray and isinstance(rest.sum(), numpy.integer)
+    del rest
+    array = aquifer.memmap("table", "i4", "w+", shape=(1000, 300), space=named)
+    assert not array.any()
+    del array
+    array = aquifer.memmap("table", "i4", space=named)
+    assert array[300] == expected[1, 0], "a new array replaces the old one when it is flushed"
+    del array
+    array = aquifer.memmap("table", "i4", "w+", shape=(1000, 300), order="F", space=named)
+    array.flush()
+    del array
+    assert not aquifer.memmap("table", "i4", space=named).any()
+
+
+def test_an_array_that_cannot_be_opened_by_name_leaves_nothing_open(named, space):
+    aquifer.memmap("table", "u1", "w+", shape=1000, space=named)
+    for refused, call in [
+        (ValueError, lambda: aquifer.memmap("table", mode="c", space=named)),
+        (ValueError, lambda: aquifer.memmap("table", mode="w+", space=named)),
+        (TypeError, lambda: aquifer.memmap("table", object, "w+", shape=3, space=named)),
+        (TypeError, lambda: aquifer.memmap("table", object, space=named)),
+        (FileNotFoundError, lambda: aquifer.memmap("nobody", space=named)),
+        (aquifer.OtherSizeError, lambda: aquifer.memmap("table", mode="w+", shape=999, space=named)),
+        (aquifer.OutOfRangeError, lambda: aquifer.memmap("table", shape=1001, space=named)),
+        (aquifer.OutOfRangeError, lambda: aquifer.memmap("table", offset=-8, shape=8, space=named)),
+        (aquifer.UnalignedError, lambda: aquifer.memmap("table", "V7", space=named)),
+        (aquifer.BadNameError, lambda: aquifer.memmap("../table", space=named)),
+        (aquifer.BadNameError, lambda: aquifer.memmap("table", space=space)),
+    ]:
+        with pytest.raises(refused) as kept:
+            call()
+        # The exception is kept, and the mapping can be opened all the same.
+        named.map_named("table").close()
+        assert kept.value is not None
+    with pytest.raises(TypeError):
+        aquifer.memmap("table", space=named)[[1, 2]].flush()
+
+
 def test_a_file_that_is_gone_or_cut_off_cannot_be_synced(named, tmp_path):
     for change, refused in (
         (lambda file: file.unlink(), aquifer.ReplacedError),
