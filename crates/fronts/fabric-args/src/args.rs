@@ -11,10 +11,12 @@ pub mod account;
 pub mod change;
 pub mod joining;
 mod lifetime;
+pub mod watch;
 
 use account::{Accounts, Login};
 use change::{Apply, Bind, Create, DeclareGone, Drain, DryRun, Move, OfVolume, Release, Resize};
 use joining::{Join, Tokens};
+use watch::Watch;
 
 const NOTES: &str = "\
 Examples:
@@ -34,7 +36,7 @@ Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 b
 ///
 /// The commands speak REST to the manager, `aquifer-fabricd`. Log in first: the session's token is kept in a file that
 /// only its owner can read, and it is sent to no other manager. Every command ends within a minute or two, whatever the
-/// manager does, except `serve`, `events`, `status --watch`, and `status --until-settled`, which has `--limit`.
+/// manager does, except `serve`, `events`, those with `--watch`, and `status --until-settled`, which has `--limit`.
 #[derive(Clone, Debug, Args)]
 // One line of the short help for a command of the pool, within a screen.
 #[command(after_long_help = NOTES, arg_required_else_help = true, disable_help_subcommand = true)]
@@ -109,51 +111,59 @@ Examples:
     /// List the hosts
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric hosts")]
-    Hosts,
+  aquifer fabric hosts
+  aquifer fabric hosts --watch --interval 10")]
+    Hosts(Watch),
     /// List the donors
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric donors --json")]
-    Donors,
+  aquifer fabric donors --json
+  aquifer fabric donors --watch")]
+    Donors(Watch),
     /// List the memory devices
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric devices")]
-    Devices,
+  aquifer fabric devices
+  aquifer fabric devices --watch")]
+    Devices(Watch),
     /// List the ports of the switches, and what is connected to them
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric ports")]
-    Ports,
+  aquifer fabric ports
+  aquifer fabric ports --watch")]
+    Ports(Watch),
     /// List the pools
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric pools")]
-    Pools,
+  aquifer fabric pools
+  aquifer fabric pools --watch")]
+    Pools(Watch),
     /// List the zones: the quota of each tenant, and what it uses
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric zones")]
-    Zones,
+  aquifer fabric zones
+  aquifer fabric zones --watch")]
+    Zones(Watch),
     /// List the volumes of all pools
     #[command(after_long_help = "\
 Examples:
   aquifer fabric volumes
-  aquifer fabric volumes --json")]
-    Volumes,
+  aquifer fabric volumes --watch --json")]
+    Volumes(Watch),
     /// List the changes that are under way, and those that have ended
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric tasks")]
-    Tasks,
+  aquifer fabric tasks
+  aquifer fabric tasks --watch")]
+    Tasks(Watch),
     /// Create a volume
     #[command(after_long_help = "\
 Examples:
   aquifer fabric create db --size 8GiB --zone lab --class tcp --redundancy mirror=2
   aquifer fabric create scratch --size 1TiB --zone lab --class tcp --redundancy parity=4+2 --dry-run
   aquifer fabric create cache --size 1GiB --zone lab --class tcp --donor d0002 --label owner=ada
-  aquifer fabric create night --size 64GiB --zone lab --class tcp --expires 12h")]
+  aquifer fabric create night --size 64GiB --zone lab --class tcp --expires 12h
+  aquifer fabric create wide --size 64GiB --zone lab --class tcp --width 2 --weights 3,1")]
     Create(Create),
     /// Bind a volume to a host
     #[command(after_long_help = "\
@@ -243,7 +253,7 @@ Examples:
   aquifer fabric accounts
   aquifer fabric accounts add oscar --role operator --password-stdin
   aquifer fabric accounts change admin --password-stdin
-  aquifer fabric accounts remove oscar")]
+  aquifer fabric accounts remove oscar --dry-run")]
     Accounts(Accounts),
     /// List the tokens with which machines join, make them, and revoke certificates
     #[command(after_long_help = "\
@@ -279,15 +289,12 @@ pub struct Serve {
 /// The arguments of `aquifer fabric status`.
 #[derive(Clone, Debug, Args)]
 pub struct Status {
-    /// Print it again every --interval seconds, until interrupted
-    #[arg(long)]
-    pub watch: bool,
+    /// Whether it is repeated.
+    #[command(flatten)]
+    pub watch: Watch,
     /// Wait until everything is as desired, then print it; status 1 if that takes longer than --limit
     #[arg(long, conflicts_with = "watch")]
     pub until_settled: bool,
-    /// Seconds between two updates of --watch
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub interval: u64,
     /// Seconds that --until-settled may take
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub limit: u64,

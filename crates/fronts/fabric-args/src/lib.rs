@@ -12,7 +12,9 @@ mod args;
 
 pub use args::account::{AccountCommand, Accounts, AddAccount, ChangeAccount, Login, PasswordFrom, Role};
 pub use args::change::{
-    Apply, Bind, Class, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Release, Resize, Spread, redundancy,
+    Apply, Bind, Class, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Ranges, Release, Resize, Spread,
+    redundancy,
 };
 pub use args::joining::{CreateToken, EndKind, Join, TokenCommand, Tokens};
+pub use args::watch::Watch;
 pub use args::{Audit, Compare, Events, FabricArgs, FabricCommand, ManagerAccess, Serve, Status};

@@ -10,6 +10,7 @@ use aquifer_fabric_args::{AccountCommand, Accounts, AddAccount, ChangeAccount, L
 use aquifer_manager_client::{Failure, Request, collection, failed, usage};
 use serde_json::{Map, Value, json};
 
+use crate::change::ask_or_plan;
 use crate::session::{self, forget, keep};
 use crate::show::{Session, cell};
 
@@ -84,11 +85,11 @@ pub(crate) fn accounts(session: &mut Session<'_>, args: &Accounts) -> Result<(),
         }
         Some(AccountCommand::Add(args)) => add(session, args),
         Some(AccountCommand::Change(args)) => change(session, args),
-        Some(AccountCommand::Remove { account }) => {
+        Some(AccountCommand::Remove { account, dry_run }) => {
             let path = format!("{ACCOUNTS}/{account}");
             let request = Request { method: "DELETE", path: &path, ..Request::default() };
-            let answer = session.client.ask(&request)?;
-            session.show(&answer.body, |_| format!("account {account} is removed\n"))
+            let Some(answer) = ask_or_plan(session, request, *dry_run)? else { return Ok(()) };
+            session.show(&answer, |_| format!("account {account} is removed\n"))
         }
     }
 }
@@ -96,8 +97,8 @@ pub(crate) fn accounts(session: &mut Session<'_>, args: &Accounts) -> Result<(),
 fn add(session: &mut Session<'_>, args: &AddAccount) -> Result<(), Failure> {
     let password = password(args.password.password_stdin)?;
     let body = json!({ "UserName": args.account, "Password": password, "RoleId": name(args.role) });
-    let answer = session.client.ask(&Request::post(ACCOUNTS, body))?;
-    session.show_table(&answer.body, &TITLES, |account| vec![row(account)])
+    let Some(answer) = ask_or_plan(session, Request::post(ACCOUNTS, body), args.dry_run)? else { return Ok(()) };
+    session.show_table(&answer, &TITLES, |account| vec![row(account)])
 }
 
 fn change(session: &mut Session<'_>, args: &ChangeAccount) -> Result<(), Failure> {
@@ -109,6 +110,6 @@ fn change(session: &mut Session<'_>, args: &ChangeAccount) -> Result<(), Failure
     }
     let path = format!("{ACCOUNTS}/{}", args.account);
     let request = Request { method: "PATCH", ..Request::post(&path, Value::Object(body)) };
-    let answer = session.client.ask(&request)?;
-    session.show_table(&answer.body, &TITLES, |account| vec![row(account)])
+    let Some(answer) = ask_or_plan(session, request, args.dry_run)? else { return Ok(()) };
+    session.show_table(&answer, &TITLES, |account| vec![row(account)])
 }

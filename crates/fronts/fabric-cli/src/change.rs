@@ -9,9 +9,10 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aquifer_fabric::{Bytes, PlainJson, Redundancy, VolumeName};
+use aquifer_fabric::{Bytes, PlainJson, Presentation, Redundancy, VolumeName};
 use aquifer_fabric_args::{
-    Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Release, Resize, Spread,
+    Apply, Bind, Class, Compare, Create, DeclareGone, Drain, DryRun, Kind, Move, OfVolume, Ranges, Release, Resize,
+    Spread,
 };
 use aquifer_manager_client::{Answer, Failure, Request, collection, failed, plain, usage};
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ const PLANS: &str = "/redfish/v1/Oem/Aquifer/Plans";
 const DECLARATION_BYTES_MAX: u64 = 4 << 20;
 
 /// Returns a plan in lines: the changes, and what they lead to.
-fn plan_text(plan: &Value) -> String {
+pub(crate) fn plan_text(plan: &Value) -> String {
     let lines = |name: &str| plan[name].as_array().into_iter().flatten().map(|line| plain(&cell(line)));
     let mut text: String = lines("Changes").map(|line| format!("{line}\n")).collect();
     if text.is_empty() {
@@ -46,12 +47,25 @@ fn changes_text(plan: &Value) -> String {
     changes.map(|line| format!("{}\n", plain(&cell(line)))).collect()
 }
 
-fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Result<(), Failure> {
+/// Asks for a change, and returns the answer. A dry run shows the plan, and returns nothing.
+pub(crate) fn ask_or_plan(
+    session: &mut Session<'_>,
+    request: Request<'_>,
+    dry_run: DryRun,
+) -> Result<Option<Value>, Failure> {
     let request = Request { is_dry_run: dry_run.dry_run, ..request };
-    let answer = session.client.ask(&request)?;
-    // Steps are carried out by the manager afterwards; a person asks for them with a dry run.
-    let text = if dry_run.dry_run { plan_text } else { changes_text };
-    session.show(&answer.body, text)
+    let answer = session.client.ask(&request)?.body;
+    if dry_run.dry_run {
+        return session.show(&answer, plan_text).map(|()| None);
+    }
+    Ok(Some(answer))
+}
+
+/// Asks for a change of the pool. Steps are carried out by the manager afterwards; a person asks for them with a dry
+/// run.
+fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Result<(), Failure> {
+    let Some(answer) = ask_or_plan(session, request, dry_run)? else { return Ok(()) };
+    session.show(&answer, changes_text)
 }
 
 /// Returns the time now, in milliseconds since 1970.
@@ -72,6 +86,19 @@ fn find(session: &Session<'_>, volume: &VolumeName) -> Result<(String, Answer), 
     Err(failed(format!("there is no volume {volume}; see 'aquifer fabric volumes'")))
 }
 
+/// Returns what the host of a new volume sees.
+fn presentation(args: &Create) -> Result<Presentation, Failure> {
+    let weights = args.weights.clone();
+    match args.presentation {
+        Some(Ranges::OneRange) if !weights.is_empty() => {
+            Err(usage("weights are for the ranges of several spans; leave them out, or ask for range-per-span"))
+        }
+        None if weights.is_empty() => Ok(Presentation::OneRange),
+        Some(Ranges::OneRange) => Ok(Presentation::OneRange),
+        None | Some(Ranges::RangePerSpan) => Ok(Presentation::RangePerSpan { weights }),
+    }
+}
+
 pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Failure> {
     let class = match args.class {
         Class::Cxl => "cxl",
@@ -89,6 +116,7 @@ pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Fai
             "{redundancy} needs {members} donors, and --donor names one; leave one of them out"
         )));
     }
+    let presentation = presentation(args)?;
     let mut labels = BTreeMap::new();
     for (key, value) in &args.labels {
         if labels.insert(key, value).is_some() {
@@ -100,6 +128,9 @@ pub(crate) fn create(session: &mut Session<'_>, args: &Create) -> Result<(), Fai
     // A manager of an older version refuses properties that it does not know.
     if let Some(donor) = &args.donor {
         spec["donor"] = json!(donor);
+    }
+    if presentation != Presentation::default() {
+        spec["presentation"] = json!(presentation);
     }
     if !labels.is_empty() {
         spec["labels"] = json!(labels);

@@ -12,13 +12,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 use aquifer_authority::{JoinToken, Request as SigningRequest, replace};
-use aquifer_fabric_args::{CreateToken, EndKind, Join, TokenCommand, Tokens};
+use aquifer_fabric_args::{CreateToken, DryRun, EndKind, Join, TokenCommand, Tokens};
 use aquifer_manager_client::{Client, Failure, Request, collection, failed, usage};
 use aquifer_terminal::Output;
 use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 use serde_json::{Value, json};
 
+use crate::change::{ask_or_plan, plan_text};
 use crate::show::{Session, cell};
 
 const TOKENS: &str = "/redfish/v1/Oem/Aquifer/JoinTokens";
@@ -51,13 +52,14 @@ pub(crate) fn tokens(session: &mut Session<'_>, args: &Tokens) -> Result<(), Fai
                 members.map(|one| row(one).to_vec()).collect()
             })
         }
-        Some(TokenCommand::Certificates) => certificates(session),
+        Some(TokenCommand::Certificates(_)) => certificates(session),
         Some(TokenCommand::Create(args)) => create(session, args),
-        Some(TokenCommand::Revoke { serial }) => revoke(session, serial),
-        Some(TokenCommand::Delete { id }) => {
+        Some(TokenCommand::Revoke { serial, dry_run }) => revoke(session, serial, *dry_run),
+        Some(TokenCommand::Delete { id, dry_run }) => {
             let path = format!("{TOKENS}/{id}");
-            let answer = session.client.ask(&Request { method: "DELETE", path: &path, ..Request::default() })?;
-            session.show(&answer.body, |_| format!("token {id} is deleted\n"))
+            let request = Request { method: "DELETE", path: &path, ..Request::default() };
+            let Some(answer) = ask_or_plan(session, request, *dry_run)? else { return Ok(()) };
+            session.show(&answer, |_| format!("token {id} is deleted\n"))
         }
     }
 }
@@ -67,10 +69,10 @@ fn create(session: &mut Session<'_>, args: &CreateToken) -> Result<(), Failure> 
         "Kind": word(args.kind), "EndName": args.name, "Addresses": args.addresses, "ExpiresSeconds": args.expires,
         "Uses": args.uses,
     });
-    let answer = session.client.ask(&Request::post(TOKENS, body))?;
+    let Some(answer) = ask_or_plan(session, Request::post(TOKENS, body), args.dry_run)? else { return Ok(()) };
     let none = || failed("the answer has no token; check --url");
-    let token = answer.body["Token"].as_str().ok_or_else(none)?.to_owned();
-    session.show(&answer.body, |_| format!("{token}\n"))
+    let token = answer["Token"].as_str().ok_or_else(none)?.to_owned();
+    session.show(&answer, |_| format!("{token}\n"))
 }
 
 fn certificates(session: &mut Session<'_>) -> Result<(), Failure> {
@@ -86,10 +88,10 @@ fn certificates(session: &mut Session<'_>) -> Result<(), Failure> {
     })
 }
 
-fn revoke(session: &mut Session<'_>, serial: &str) -> Result<(), Failure> {
+fn revoke(session: &mut Session<'_>, serial: &str, dry_run: DryRun) -> Result<(), Failure> {
     let path = format!("{CERTIFICATES}/{serial}/Actions/AquiferCertificate.Revoke");
-    let answer = session.client.ask(&Request::post(&path, json!({})))?;
-    session.show(&answer.body, |_| format!("certificate {serial} is revoked\n"))
+    let Some(answer) = ask_or_plan(session, Request::post(&path, json!({})), dry_run)? else { return Ok(()) };
+    session.show(&answer, |_| format!("certificate {serial} is revoked\n"))
 }
 
 /// Reads the token from the argument, the variable or standard input.
@@ -112,7 +114,11 @@ fn token(args: &Join) -> Result<JoinToken, Failure> {
 pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(), Failure> {
     let token = token(args)?;
     let client = Client::pinned(&format!("https://{}", args.manager), &token.pin)?;
-    prepare(&args.out, args.replace)?;
+    check_free(&args.out, args.replace)?;
+    if args.dry_run.dry_run {
+        return rehearse(&mut Session { client, json, out, output: Output::default() }, args);
+    }
+    prepare(&args.out)?;
     let request = SigningRequest::new().map_err(failed)?;
     let body = json!({ "Token": token.reveal(), "CertificateSigningRequest": request.pem() });
     let answer = client.ask(&Request::post(JOIN, body))?.body;
@@ -133,17 +139,44 @@ pub(crate) fn join(out: &mut dyn io::Write, json: bool, args: &Join) -> Result<(
     })
 }
 
+/// Shows what a join would do, and checks what can be checked without using the token: who the manager is, and whether
+/// files can be written. Changes nothing.
+fn rehearse(session: &mut Session<'_>, args: &Join) -> Result<(), Failure> {
+    let existing = args.out.ancestors().map(or_here).find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let usable = match existing.is_dir() {
+        true => access(existing, AccessFlags::W_OK | AccessFlags::X_OK).map_err(io::Error::from),
+        false => Err(ErrorKind::NotADirectory.into()),
+    };
+    usable.map_err(|error| {
+        let (out, existing) = (args.out.display(), existing.display());
+        failed(format!("{out} cannot be used: {existing}: {error}; name another directory with --out"))
+    })?;
+    // A connection is made only with a manager of the authority that the token names.
+    session.client.ask(&Request::get("/redfish/v1"))?;
+    let (out, manager) = (args.out.display(), &args.manager);
+    let change = format!("+ write {CREDENTIALS}, {AUTHORITY} and {REVOCATIONS} to {out}, signed by {manager}");
+    let remark = "only the join itself shows whether the token can still be used";
+    let plan = json!({ "Changes": [change], "Remarks": [remark] });
+    session.show(&plan, plan_text)
+}
+
+/// Refuses a directory that has a certificate already, unless that is to be replaced.
+fn check_free(out: &Path, replaces: bool) -> Result<(), Failure> {
+    if replaces || !out.join(CREDENTIALS).exists() {
+        return Ok(());
+    }
+    Err(failed(format!(
+        "{} has a certificate already; add --replace, or name another directory with --out",
+        out.display()
+    )))
+}
+
 /// Makes the directory, and checks that files can be written there, before the token is used.
-fn prepare(out: &Path, replaces: bool) -> Result<(), Failure> {
+fn prepare(out: &Path) -> Result<(), Failure> {
     let shown = out.display();
     let failure = |error: io::Error| {
         failed(format!("{shown} cannot be used: {error}; name a directory with --out in which files can be written"))
     };
-    if out.join(CREDENTIALS).exists() && !replaces {
-        return Err(failed(format!(
-            "{shown} has a certificate already; add --replace, or name another directory with --out"
-        )));
-    }
     make(out).map_err(failure)?;
     let probe = out.join("joining");
     replace(&probe, "").and_then(|()| fs::remove_file(&probe)).map_err(failure)
@@ -173,7 +206,12 @@ fn make_for_all(directory: &Path) -> io::Result<()> {
 }
 
 fn above(path: &Path) -> &Path {
-    path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent().map_or(Path::new("."), or_here)
+}
+
+/// The parent of a name without a slash is the current directory.
+fn or_here(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
 
 /// Gives what root has just made to the owner of the directory that it is in: a donor or an agent reads it there, and

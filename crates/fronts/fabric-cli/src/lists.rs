@@ -3,11 +3,11 @@
 
 //! Collections, all pages of them, as tables.
 
-use aquifer_fabric::Redundancy;
+use aquifer_fabric::{Millis, Redundancy, date};
 use aquifer_manager_client::{Failure, collection};
 use serde_json::Value;
 
-use crate::show::{Session, cell, date};
+use crate::show::{Session, cell};
 use crate::table::columns;
 
 pub(crate) const POOLS: &str = "/redfish/v1/Chassis/Pools/MemoryDomains";
@@ -157,7 +157,7 @@ fn volume(member: &Value) -> Vec<String> {
     let redundancy = redundancy.map(|redundancy| redundancy.to_string()).unwrap_or_default();
     let [pool, size, zone, class] = ["pool", "size", "zone", "class"].map(|name| cell(&spec[name]));
     let donor = cell(&spec["donor"]);
-    let expires = spec["expires_at"].as_u64().map(date).unwrap_or_default();
+    let expires = spec["expires_at"].as_u64().map(|at| date(Millis(at))).unwrap_or_default();
     let labels = spec["labels"].as_object().into_iter().flatten().map(|(key, value)| format!("{key}={}", cell(value)));
     let labels = labels.collect::<Vec<_>>().join(",");
     let [name, host] = [&member["Id"], &ours["Host"]].map(cell);

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::Bytes;
+use aquifer_fabric::{Bytes, Millis, date};
 use aquifer_fabric_args::{Audit, Status};
 use aquifer_manager_client::{Client, Failure, Request, failed, plain, unwritten};
 use aquifer_terminal::{Output, Tone};
@@ -63,22 +63,6 @@ pub(crate) fn cell(value: &Value) -> String {
     }
 }
 
-/// Returns an instant in milliseconds since 1970, as UTC.
-pub(crate) fn date(at: u64) -> String {
-    let (days, seconds) = (at / 86_400_000, at / 1000 % 86_400);
-    // Howard Hinnant's civil_from_days, for days since 1970.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_shifted + 2) / 5 + 1;
-    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 fn status_text(status: &Value, output: &Output) -> String {
     let answering = |name: &str| format!("{} of {} answer", status[name]["Answering"], status[name]["All"]);
     let volumes = &status["Volumes"];
@@ -104,7 +88,7 @@ fn status_text(status: &Value, output: &Output) -> String {
     text
 }
 
-/// Shows a summary of the state: once, repeatedly, or when everything is as desired.
+/// Shows a summary of the state: as it is, or when everything is as desired.
 pub(crate) fn status(session: &mut Session<'_>, args: &Status) -> Result<(), Failure> {
     let output = session.output;
     let look = |session: &Session<'_>| Ok::<_, Failure>(session.client.ask(&Request::get(STATUS))?.body);
@@ -112,17 +96,8 @@ pub(crate) fn status(session: &mut Session<'_>, args: &Status) -> Result<(), Fai
         let found = wait_settled(|| look(session), Duration::from_secs(args.limit))?;
         return session.show(&found, |found| status_text(found, &output));
     }
-    loop {
-        let found = look(session)?;
-        session.show(&found, |found| status_text(found, &output))?;
-        if !args.watch {
-            return Ok(());
-        }
-        if !session.json {
-            session.print("\n")?;
-        }
-        std::thread::sleep(Duration::from_secs(args.interval));
-    }
+    let found = look(session)?;
+    session.show(&found, |found| status_text(found, &output))
 }
 
 fn wait_settled(look: impl Fn() -> Result<Value, Failure>, limit: Duration) -> Result<Value, Failure> {
@@ -152,7 +127,7 @@ pub(crate) fn audit(session: &mut Session<'_>, args: &Audit) -> Result<(), Failu
     session.show_table(&answer, &["NUMBER", "TIME", "WHO", "WHAT"], |answer| {
         let records = answer["Records"].as_array().into_iter().flatten();
         let row = |record: &Value| {
-            let at = record["at"].as_u64().map(date).unwrap_or_default();
+            let at = record["at"].as_u64().map(|at| date(Millis(at))).unwrap_or_default();
             vec![cell(&record["sequence"]), at, cell(&record["who"]), cell(&record["what"])]
         };
         records.map(row).collect()
@@ -170,14 +145,6 @@ mod tests {
     use super::*;
     use serde_json::json;
     use std::cell::Cell;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        // From date(1): date -u -d @SECONDS +%FT%TZ
-        for (seconds, text) in [(0, "1970-01-01T00:00:00Z"), (951_782_400, "2000-02-29T00:00:00Z")] {
-            assert_eq!(date(seconds * 1000), text);
-        }
-    }
 
     #[test]
     fn settled_is_what_two_further_rounds_have_seen() {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The commands against a real daemon: a volume's whole life, tables and JSON, dry runs, declarations, accounts.
+//! The commands against a real daemon: a volume's whole life, tables and JSON, dry runs, declarations.
 
 mod program;
 
-use program::{Rack, declaration, session_file, stderr, stdout};
+use program::{Rack, declaration, stderr, stdout};
 use serde_json::{Value, json};
 
 /// Returns the cells of a volume's line.
@@ -86,6 +86,9 @@ fn a_volume_expires_at_the_time_that_is_listed() {
     let of = |name, time| ["create", name, "--size", "1GiB", "--zone", "lab", "--class", "tcp", "--expires", time];
     let now_ms = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis() as u64;
     let before = now_ms();
+    let planned = rack.done(&[&of("night", "12h")[..], &["--dry-run"]].concat());
+    let at = planned.split_once(", expires at ").and_then(|(_, rest)| rest.lines().next()).expect("a time");
+    assert!(at.len() == "2026-01-01T00:00:00Z".len() && at.ends_with('Z'), "{planned}");
     rack.done(&of("night", "12h"));
     let members = rack.json(&["volumes"])["Members"].clone();
     let night = members.as_array().and_then(|all| all.iter().find(|member| member["Id"] == "night"));
@@ -144,6 +147,37 @@ fn a_volume_has_the_donor_and_the_labels_that_it_is_created_with() {
 }
 
 #[test]
+fn what_a_host_sees_of_a_volume_is_chosen() {
+    let rack = Rack::ready("ranges", "");
+    let of = |name, more: &[&'static str]| {
+        [&["create", name, "--size", "2GiB", "--zone", "lab", "--class", "tcp", "--width", "2"][..], more].concat()
+    };
+    let planned = rack.done(&of("wide", &["--weights", "3,1", "--dry-run"]));
+    assert!(planned.contains("zone lab, one range per span, weights 3:1\n"), "{planned}");
+    rack.done(&of("wide", &["--weights", "3,1"]));
+    rack.done(&of("even", &["--presentation", "range-per-span"]));
+    rack.done(&of("sum", &["--presentation", "one-range"]));
+    let members = rack.json(&["volumes"])["Members"].clone();
+    let presentation = |name: &str| {
+        let member = members.as_array().and_then(|all| all.iter().find(|member| member["Id"] == name));
+        member.expect("it is listed")["Oem"]["Aquifer"]["Spec"]["presentation"].clone()
+    };
+    assert_eq!(presentation("wide"), json!({ "range-per-span": { "weights": [3, 1] } }));
+    assert_eq!(presentation("even"), json!({ "range-per-span": { "weights": [] } }));
+    assert_eq!((presentation("sum"), presentation("db")), (json!("one-range"), json!("one-range")));
+    let weights = ["create", "other", "--size", "2GiB", "--zone", "lab", "--weights", "3,1"];
+    for (more, code, part) in [
+        (&["--class", "tcp", "--redundancy", "mirror=2"][..], 1, "mirror=2 spreads it over all members; leave out"),
+        (&["--class", "cxl"], 1, "weights are for donors, and those of pool main have 0B free"),
+        (&["--class", "tcp", "--presentation", "one-range"], 2, "ask for range-per-span"),
+    ] {
+        let refused = rack.fails(code, &[&weights[..], more].concat());
+        assert!(refused.contains(part), "{refused}");
+    }
+    assert_eq!(volume(&rack, "other"), None);
+}
+
+#[test]
 fn what_there_is_is_listed_as_tables_and_as_the_managers_answers() {
     let rack = Rack::ready("lists", "");
     for (words, titles, line) in [
@@ -172,20 +206,6 @@ fn what_there_is_is_listed_as_tables_and_as_the_managers_answers() {
     let status = rack.done(&["status"]);
     assert!(status.contains("donors   4 of 4 answer\n") && status.contains("lent     16GiB of 256GiB\n"), "{status}");
     assert_eq!(rack.json(&["status"])["IsSettled"], true);
-}
-
-#[test]
-fn a_watched_status_goes_on_until_nobody_reads_it() {
-    let rack = Rack::ready("watch", "");
-    let mut child = program::spawn(&mut rack.command(&["status", "--watch", "--interval", "1", "--json"]));
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("a pipe")));
-    for _ in 0..2 {
-        let line = lines.next().expect("a line").expect("text");
-        assert_eq!(serde_json::from_str::<Value>(&line).expect("JSON")["Id"], "Aquifer");
-    }
-    drop(lines);
-    let output = child.wait_with_output().expect("it ends");
-    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "a broken pipe is success");
 }
 
 #[test]
@@ -270,27 +290,4 @@ fn events_are_followed_from_a_number_on() {
     let after = rack.done(&["events", "--count", "1", "--after", &first.to_string(), "--json"]);
     let event: Value = serde_json::from_str(&after).expect("JSON");
     assert_eq!(event["Id"], (first + 1).to_string());
-}
-
-#[test]
-fn accounts_are_added_changed_and_removed() {
-    let rack = Rack::start("accounts", "");
-    rack.log_in();
-    let added = rack.fed(&["accounts", "add", "rita", "--role", "read-only", "--password-stdin"], "a long password\n");
-    assert!(stdout(&added).contains("rita     ReadOnly  true"), "{added:?}");
-    assert!(rack.done(&["accounts", "change", "rita", "--role", "operator"]).contains("Operator"));
-    let changed = rack.fed(&["accounts", "change", "admin", "--password-stdin"], "another long password");
-    assert_eq!(changed.status.code(), Some(0), "{changed:?}");
-    assert!(!rack.directory.join("state/initial-password").exists());
-    assert!(rack.fails(1, &["accounts"]).contains("run 'aquifer fabric login ACCOUNT'"), "its sessions have ended");
-    let login = |account: &str, password: &str| {
-        let output = rack.command(&["login", account]).env("AQUIFER_FABRIC_PASSWORD", password).output();
-        output.expect("it starts").status.code()
-    };
-    assert_eq!(login("rita", "a long password"), Some(0));
-    assert!(rack.fails(1, &["accounts"]).contains("role Operator; use an account with role Administrator"));
-    assert_eq!(login("admin", "another long password"), Some(0));
-    rack.done(&["accounts", "remove", "rita"]);
-    assert_eq!(login("rita", "a long password"), Some(1));
-    assert!(session_file(&rack.directory).is_file());
 }

@@ -135,6 +135,52 @@ fn a_machine_joins_once_under_the_name_of_its_token() {
     assert!(!is_in_store, "the store has the secret");
 }
 
+#[test]
+fn dry_runs_of_tokens_joins_and_revocations_check_everything_and_change_nothing() {
+    let rack = site("dry", "");
+    let words = ["token", "create", "--kind", "donor", "--name", "d1", "--address", "10.0.0.7"];
+    let planned = rack.done(&[&words[..], &["--dry-run"]].concat());
+    assert!(
+        planned.starts_with("+ create token for donor d1 (d1.donor.aquifer.internal, 10.0.0.7) with 1 use, until 20"),
+        "{planned}"
+    );
+    let foreign = ["token", "create", "--kind", "donor", "--name", "d1", "--address", "h1.host.aquifer.internal"];
+    let refused = rack.fails(1, &foreign);
+    assert_eq!(rack.fails(1, &[&foreign[..], &["--dry-run"]].concat()), refused, "it is checked as a real one");
+    assert_eq!(rack.json(&["token"])["Members@odata.count"], 0, "no token was made");
+
+    let text = token(&rack, &words[2..]);
+    let out = rack.directory.join("above/d1");
+    let planned = join_with(&rack, &text, &out, &["--dry-run"]);
+    assert_eq!(planned.status.code(), Some(0), "{planned:?}");
+    let lines = program::stdout(&planned);
+    assert!(lines.starts_with("+ write credentials.pem, ca.pem and revocations.pem to "), "{lines}");
+    assert!(lines.contains("\nremark  only the join itself shows whether the token"), "{lines}");
+    assert!(!rack.directory.join("above").exists(), "nothing is written");
+    assert_eq!(rack.json(&["token"])["Members"][0]["UsesLeft"], 1);
+    let file = PathBuf::from(rack.file("file", ""));
+    let refused = one_line(1, &join_with(&rack, &text, &file.join("d1"), &["--dry-run"]));
+    assert!(refused.contains("cannot be used") && refused.contains("name another directory"), "{refused}");
+    let other = site("dry-other", "");
+    let refused = one_line(1, &join_with(&other, &text, &out, &["--dry-run"]));
+    assert!(refused.contains("TLS with"), "another manager is not the one of the token: {refused}");
+
+    let id = text.split('.').nth(1).expect("an id");
+    assert_eq!(rack.done(&["token", "delete", id, "--dry-run"]), format!("- delete token {id}\n"));
+    assert_eq!(rack.json(&["token"])["Members@odata.count"], 1, "it is still there");
+    assert_eq!(join(&rack, &text, &out).status.code(), Some(0));
+    assert!(one_line(1, &join_with(&rack, &text, &out, &["--dry-run"])).contains("add --replace"));
+    rack.fails(1, &["token", "delete", "00ff", "--dry-run"]);
+
+    let serial = rack.json(&["token", "certificates"])["Members"][0]["Id"].as_str().expect("a number").to_owned();
+    let revoke = ["token", "revoke", &serial, "--dry-run"];
+    assert_eq!(rack.done(&revoke), format!("- revoke certificate {serial} of donor d1\n"));
+    assert_eq!(rack.json(&["token", "certificates"])["Members"][0]["Revoked"], Value::Null);
+    rack.fails(1, &["token", "revoke", "00ff", "--dry-run"]);
+    rack.done(&revoke[..3]);
+    assert_eq!(rack.done(&revoke), "nothing changes\n", "it is revoked already");
+}
+
 /// A donor or an agent renews the files itself, as another user than the one who ran the command.
 #[test]
 fn what_root_joins_belongs_to_the_owner_of_the_directory_above() {

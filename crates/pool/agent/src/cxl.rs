@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use aquifer_cxl_host::{Bound, CxlFailure, Progress, attach, detach};
+use aquifer_cxl_host::{Bound, CxlFailure, Nodes, Progress, attach, detach};
 use aquifer_fabric::{Bytes, MemberState};
 use aquifer_nodes::{Machine, Tree};
 use aquifer_sys::wakeup::Wakeup;
@@ -130,7 +130,8 @@ fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial:
     };
     let done = match task.act {
         Act::Attach => {
-            let how = (settings.purpose, settings.nodes);
+            let nodes = if task.has_own_node { Nodes::Each } else { settings.nodes };
+            let how = (settings.purpose, nodes);
             let mut record = |region: &str| note(Outcome::Makes(region.to_owned()));
             attach(tree, &bound, how, &mut record, &mut progress).map(drop)
         }

@@ -84,7 +84,26 @@ pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
     if usize::from(spec.width) > SPANS_MAX {
         return Err(Refusal::TooManySpans { size: spec.size });
     }
+    check_weights(spec)?;
     check_labels(spec)
+}
+
+/// Checks the weights of a specification's spans.
+pub(crate) fn check_weights(spec: &VolumeSpec) -> Result<(), Refusal> {
+    let redundancy = spec.redundancy;
+    if !spec.presentation.is_possible() {
+        return Err(Refusal::Weights);
+    }
+    match spec.presentation.weights().is_empty() || redundancy == Redundancy::None {
+        true => Ok(()),
+        false => Err(Refusal::WeightsNotRedundant { redundancy }),
+    }
+}
+
+/// Returns from where a volume's sources may be used: everywhere that was asked for; but devices have no weights.
+fn reaches_of(spec: &VolumeSpec, reaches: &[Reach]) -> Vec<Reach> {
+    let may_be_devices = spec.presentation.weights().is_empty();
+    reaches.iter().filter(|reach| may_be_devices || **reach == Reach::Network).cloned().collect()
 }
 
 /// Refuses a volume of one donor that needs several.
@@ -110,6 +129,8 @@ impl Capacity {
     pub fn place(&mut self, request: &Request<'_>) -> Result<Placement, Refusal> {
         check_spec(request.spec)?;
         check_stripe(request.spec)?;
+        let reaches = reaches_of(request.spec, request.reaches);
+        let request = &Request { spec: request.spec, bytes: request.bytes, reaches: &reaches };
         let mut placement = Placement { spans: Vec::new(), looks: 0 };
         let outcome = self.place_spans(request, &mut placement);
         let raw = placement.spans.iter().flatten().map(|choice| choice.bytes).sum();
@@ -121,7 +142,11 @@ impl Capacity {
                 match refusal {
                     Refusal::NotEnough { pool, class, .. } => {
                         let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
-                        Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free })
+                        let wanted = request.bytes;
+                        match request.spec.presentation.weights().is_empty() {
+                            true => Err(Refusal::NotEnough { pool, class, wanted, free }),
+                            false => Err(Refusal::WeightsNeedDonors { pool, class, wanted, free }),
+                        }
                     }
                     Refusal::DonorFull { donor, .. } => Err(self.donor_is_full(&donor, request.bytes)),
                     refusal => Err(refusal),
@@ -193,7 +218,7 @@ impl Capacity {
         others: &[Source],
         avoid: &BTreeSet<Source>,
     ) -> Result<Choice, Refusal> {
-        let classes = classes(spec.class);
+        let (classes, reaches) = (classes(spec.class), &reaches_of(spec, reaches)[..]);
         let domains = others.iter().filter_map(|source| self.domain(source, spec.spread)).collect();
         let (pool, spread, only) = (&spec.pool, spec.spread, spec.donor.as_ref());
         let pick = Pick { pool, classes: &classes, reaches, spread, domains, avoid, only };

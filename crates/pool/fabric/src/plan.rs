@@ -14,6 +14,7 @@ use std::fmt;
 
 use crate::bytes::Bytes;
 use crate::counted::counted;
+use crate::date::date;
 use crate::declaration::{Declaration, DeclaredVolume};
 use crate::desired::{Corrupt, Desired, Edit, Pool, Zone};
 use crate::id::{DonorId, HostId, Millis, PoolId, VolumeId, VolumeName, ZoneId};
@@ -99,19 +100,24 @@ impl fmt::Display for Change {
             Self::Unbind(name, host) => write!(f, "- unbind volume {name} from host {host}"),
             Self::Release(name) => write!(f, "- release volume {name}"),
             Self::Shrink(name, from, to) => write!(f, "- shrink volume {name} from {from} to {to}"),
-            Self::Create(name, spec) => write!(
-                f,
-                "+ create volume {name}: {}, redundancy {}, pool {}, zone {}",
-                spec.size, spec.redundancy, spec.pool, spec.zone
-            ),
+            Self::Create(name, spec) => {
+                let VolumeSpec { size, redundancy, pool, zone, presentation, expires_at, .. } = &**spec;
+                write!(f, "+ create volume {name}: {size}, redundancy {redundancy}, pool {pool}, zone {zone}")?;
+                if *presentation != Presentation::default() {
+                    write!(f, ", {presentation}")?;
+                }
+                expires_at.map_or(Ok(()), |at| write!(f, ", expires at {}", date(at)))
+            }
             Self::Grow(name, from, to) => write!(f, "+ grow volume {name} from {from} to {to}"),
-            Self::Expire(name, Some(at)) => write!(f, "~ volume {name} expires at {at}"),
+            Self::Expire(name, Some(at)) => write!(f, "~ volume {name} expires at {}", date(*at)),
             Self::Expire(name, None) => write!(f, "~ volume {name} does not expire"),
             Self::SetLabels(name, from, to) => {
                 write!(f, "~ label volume {name}: ")?;
                 labels::write_differences(f, from, to)
             }
-            Self::SetPresentation(name, _) => write!(f, "~ present volume {name} differently when it is bound next"),
+            Self::SetPresentation(name, presentation) => {
+                write!(f, "~ present volume {name} when it is bound next as {presentation}")
+            }
             Self::Bind(name, host) => write!(f, "+ bind volume {name} to host {host}"),
             Self::Drain(donor, true) => write!(f, "- drain donor {donor}"),
             Self::Drain(donor, false) => write!(f, "+ use donor {donor} again"),

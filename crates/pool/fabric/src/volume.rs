@@ -31,6 +31,10 @@ pub const PARITY_MAX: u8 = 4;
 pub const LABELS_MAX: usize = 16;
 /// Longest name or value of a label, in bytes.
 pub const LABEL_BYTES_MAX: usize = 128;
+/// The greatest weight of a span, as in an array of donors (`aquifer-borrower`).
+pub const WEIGHT_MAX: u8 = 16;
+/// Weights of one volume at most. A choice: a list is repeated, and a change of a volume fits a line of the audit log.
+pub const WEIGHTS_MAX: usize = 16;
 /// Largest volume: far more than a rack holds, far less than would overflow once redundancy is added.
 pub const VOLUME_MAX: Bytes = Bytes(1 << 56);
 
@@ -107,15 +111,56 @@ impl fmt::Display for Redundancy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Presentation {
-    /// One range with the sum of the spans.
+    /// One range with the sum of the spans. Programs use donors in proportion to what they lend, and devices become
+    /// the nodes that the host's agent is set to.
     #[default]
     OneRange,
-    /// One range for each span, and the host interleaves.
+    /// One range for each span: programs use donors by weights, and each device becomes a node of its own, as long as
+    /// the host has windows of addresses without other regions.
     RangePerSpan {
-        /// How many consecutive pages each span gets in turn. A list that is too short is repeated; if empty, one page
-        /// each.
+        /// How many slabs each span gets in turn, from the first span on, between 1 and [`WEIGHT_MAX`]. A list that is
+        /// too short is repeated; if empty, one slab each. Only spans on donors have weights, and only without
+        /// redundancy: the kernel has its own for nodes, and copies and shards are spread over all members.
         weights: Vec<u8>,
     },
+}
+
+impl Presentation {
+    /// Returns the list of weights; empty if there are none.
+    pub fn weights(&self) -> &[u8] {
+        match self {
+            Self::OneRange => &[],
+            Self::RangePerSpan { weights } => weights,
+        }
+    }
+
+    /// Returns the weight of a span, counted from 0; `None` if its size decides.
+    pub fn weight(&self, span: usize) -> Option<u8> {
+        match self {
+            Self::OneRange => None,
+            Self::RangePerSpan { weights } if weights.is_empty() => Some(1),
+            Self::RangePerSpan { weights } => Some(weights[span % weights.len()]),
+        }
+    }
+
+    /// Returns whether the weights are within their limits.
+    pub fn is_possible(&self) -> bool {
+        let weights = self.weights();
+        weights.len() <= WEIGHTS_MAX && weights.iter().all(|weight| (1..=WEIGHT_MAX).contains(weight))
+    }
+}
+
+impl fmt::Display for Presentation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OneRange => f.write_str("one range"),
+            Self::RangePerSpan { weights } if weights.is_empty() => f.write_str("one range per span"),
+            Self::RangePerSpan { weights } => {
+                let weights: Vec<String> = weights.iter().map(ToString::to_string).collect();
+                write!(f, "one range per span, weights {}", weights.join(":"))
+            }
+        }
+    }
 }
 
 /// What is asked for.
@@ -268,6 +313,18 @@ mod tests {
             }
         }
         assert_eq!(Redundancy::Parity { data: 4, parity: 2 }.member_bytes(Bytes::slabs(8)), Bytes::slabs(2));
+    }
+
+    #[test]
+    fn each_span_has_a_weight_and_a_short_list_is_repeated() {
+        let weights = |list: &[u8]| Presentation::RangePerSpan { weights: list.to_vec() };
+        let of = |presentation: &Presentation| [0, 1, 2].map(|span| presentation.weight(span));
+        assert_eq!(of(&Presentation::OneRange), [None; 3]);
+        assert_eq!(of(&weights(&[])), [Some(1); 3]);
+        assert_eq!(of(&weights(&[3, 1])), [Some(3), Some(1), Some(3)]);
+        assert!(weights(&[]).is_possible() && weights(&[1, 16]).is_possible() && weights(&[1; 16]).is_possible());
+        assert!(!weights(&[0, 1]).is_possible() && !weights(&[17]).is_possible() && !weights(&[1; 17]).is_possible());
+        assert_eq!(weights(&[3, 1]).to_string(), "one range per span, weights 3:1");
     }
 
     #[test]

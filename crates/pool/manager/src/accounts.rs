@@ -118,13 +118,17 @@ impl Memory {
     }
 }
 
+/// Checks the length of a new password.
+pub(crate) fn check_password(password: &str) -> Result<(), String> {
+    if (PASSWORD_BYTES_MIN..=PASSWORD_BYTES_MAX).contains(&password.len()) {
+        return Ok(());
+    }
+    Err(format!("the password does not have {PASSWORD_BYTES_MIN} to {PASSWORD_BYTES_MAX} bytes; choose another one"))
+}
+
 /// Hashes a new password. The error says what is wrong with it.
 pub(crate) fn hash(password: &str, memory: &mut Memory) -> Result<String, String> {
-    if !(PASSWORD_BYTES_MIN..=PASSWORD_BYTES_MAX).contains(&password.len()) {
-        return Err(format!(
-            "the password does not have {PASSWORD_BYTES_MIN} to {PASSWORD_BYTES_MAX} bytes; choose another one"
-        ));
-    }
+    check_password(password)?;
     let salt = SaltString::encode_b64(&random::<16>()).expect("16 bytes are a salt");
     // The default costs are those that OWASP recommends: 19 MiB, two passes.
     let hashed = memory.hash(password, salt.as_salt(), Params::DEFAULT);

@@ -81,7 +81,7 @@ impl fmt::Display for Act {
 }
 
 /// Length of a text about an amendment from which on the next change begins another text. An audit record cuts texts
-/// that are longer than 2000 bytes, and a change takes less than 300.
+/// that are longer than 2000 bytes, and a change takes less than 390.
 const TEXT_BYTES: usize = 1600;
 
 /// Returns what an order has changed, for the audit log, as one text or several. An amendment is described by its

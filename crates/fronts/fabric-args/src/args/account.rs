@@ -6,6 +6,9 @@
 use aquifer_fabric::VolumeName;
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::change::DryRun;
+use super::watch::Watch;
+
 /// Where a password comes from.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct PasswordFrom {
@@ -28,6 +31,9 @@ pub struct Login {
 /// The arguments of `aquifer fabric accounts`.
 #[derive(Clone, Debug, Args)]
 pub struct Accounts {
+    /// Whether the list is repeated.
+    #[command(flatten)]
+    pub watch: Watch,
     /// What to do with them; without it, they are listed.
     #[command(subcommand)]
     pub command: Option<AccountCommand>,
@@ -45,7 +51,7 @@ Examples:
     #[command(after_long_help = "\
 Examples:
   aquifer fabric accounts change admin --password-stdin
-  aquifer fabric accounts change oscar --role read-only
+  aquifer fabric accounts change oscar --role read-only --dry-run
   aquifer fabric accounts change oscar --enabled false")]
     Change(ChangeAccount),
     /// Remove an account; its sessions end
@@ -56,6 +62,9 @@ Examples:
         /// The account
         #[arg(value_name = "ACCOUNT")]
         account: VolumeName,
+        /// Whether it is done.
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
@@ -82,6 +91,9 @@ pub struct AddAccount {
     /// Its password.
     #[command(flatten)]
     pub password: PasswordFrom,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
 }
 
 /// A changed account.
@@ -103,4 +115,7 @@ pub struct ChangeAccount {
     /// Read a new password from the first line of standard input
     #[arg(long, group = "change")]
     pub password_stdin: bool,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
 }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use aquifer_fabric::{Bytes, DonorId, HostId, LABEL_BYTES_MAX, PoolId, Redundancy, VolumeName, ZoneId};
+use aquifer_fabric::{Bytes, DonorId, HostId, LABEL_BYTES_MAX, PoolId, Redundancy, VolumeName, WEIGHT_MAX, ZoneId};
 use clap::{Args, ValueEnum};
 
 use super::lifetime::seconds;
@@ -43,6 +43,15 @@ pub enum Spread {
     Rack,
 }
 
+/// What the host of a volume sees of its spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Ranges {
+    /// One range with the sum of its spans: programs use donors in proportion to what they lend
+    OneRange,
+    /// One range for each span: each device is a node, and programs use donors evenly or by --weights
+    RangePerSpan,
+}
+
 /// The arguments of `aquifer fabric create`: the specification of a volume.
 #[derive(Clone, Debug, Args)]
 pub struct Create {
@@ -70,6 +79,12 @@ pub struct Create {
     /// Stripe it over at least this many spans
     #[arg(long, value_name = "SPANS", default_value_t = 1)]
     pub width: u16,
+    /// What its host sees of it [default: one-range; with --weights, range-per-span]
+    #[arg(long, value_enum)]
+    pub presentation: Option<Ranges>,
+    /// How many slabs each span gets in turn, 1 to 16 each; a short list is repeated. Donors only, no redundancy
+    #[arg(long, value_name = "WEIGHTS", value_delimiter = ',', value_parser = weight)]
+    pub weights: Vec<u8>,
     /// Take it from this donor only; it never moves from there. Without redundancy
     #[arg(long, value_name = "DONOR")]
     pub donor: Option<DonorId>,
@@ -214,6 +229,12 @@ fn lifetime(text: &str) -> Result<u64, String> {
     seconds(text, EXPIRES_DAYS_MAX)
 }
 
+/// Parses the weight of a span.
+fn weight(text: &str) -> Result<u8, String> {
+    let within = text.parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+    within.ok_or_else(|| format!("it is not a weight; write numbers from 1 to {WEIGHT_MAX}, such as 3,1"))
+}
+
 /// Parses a label: the value begins after the first equals sign, and may be empty.
 fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
@@ -270,6 +291,14 @@ mod tests {
             (&format!("a={}", "b".repeat(LABEL_BYTES_MAX + 1)), "; write 128 bytes each at most"),
         ] {
             assert!(label(text).expect_err(text).contains(remedy), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_weight_is_a_number_within_bounds() {
+        assert_eq!((weight("1"), weight("16")), (Ok(1), Ok(16)));
+        for text in ["", "0", "17", "256", "-1", "1.5", "x"] {
+            assert!(weight(text).expect_err(text).contains("; write numbers from 1 to 16"), "{text}");
         }
     }
 

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use aquifer_fabric::DonorId;
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::change::DryRun;
 use super::lifetime::seconds;
+use super::watch::Watch;
 
 /// Maximum lifetime of a token, which the manager's is, too (`EXPIRES_SECONDS_MAX` of `aquifer-authority`).
 const EXPIRES_DAYS_MAX: u64 = 7;
@@ -27,6 +29,9 @@ pub enum EndKind {
 /// The arguments of `aquifer fabric token`.
 #[derive(Clone, Debug, Args)]
 pub struct Tokens {
+    /// Whether the list is repeated.
+    #[command(flatten)]
+    pub watch: Watch,
     /// The action; without one, the tokens are listed.
     #[command(subcommand)]
     pub command: Option<TokenCommand>,
@@ -39,7 +44,7 @@ pub enum TokenCommand {
     #[command(after_long_help = "\
 Examples:
   aquifer fabric token certificates")]
-    Certificates,
+    Certificates(Watch),
     /// Make a token and print it; no command shows it again
     #[command(after_long_help = "\
 Examples:
@@ -54,15 +59,21 @@ Examples:
         /// The token's first part, as the list shows it
         #[arg(value_name = "ID", value_parser = digits)]
         id: String,
+        /// Whether it is done.
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Revoke a certificate: its owner is cut off from managers and donors
     #[command(after_long_help = "\
 Examples:
-  aquifer fabric token revoke 5d0e8f1c2b3a49586776859403120f1e")]
+  aquifer fabric token revoke 5d0e8f1c2b3a49586776859403120f1e --dry-run")]
     Revoke {
         /// The certificate's serial number, as `aquifer fabric token certificates` shows it
         #[arg(value_name = "SERIAL", value_parser = digits)]
         serial: String,
+        /// Whether it is done.
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
@@ -84,6 +95,9 @@ pub struct CreateToken {
     /// How many times the token can be used
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub uses: u32,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
 }
 
 /// The arguments of `aquifer fabric join`.
@@ -104,6 +118,9 @@ pub struct Join {
     /// Replace a certificate that is already in the directory
     #[arg(long)]
     pub replace: bool,
+    /// Whether it is done.
+    #[command(flatten)]
+    pub dry_run: DryRun,
 }
 
 /// Parses hexadecimal digits, which need no escaping in a path.

@@ -14,7 +14,10 @@ pub(super) fn seconds(text: &str, days_max: u64) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let number = text[..text.len() - 1].parse::<u64>().map_err(|_| wrong())?;
-    number.checked_mul(unit).filter(|seconds| (1..=days_max * 86_400).contains(seconds)).ok_or_else(wrong)
+    if number == 0 {
+        return Err(format!("0 is too small; write 1s or more, such as 15m; {days_max}d at most"));
+    }
+    number.checked_mul(unit).filter(|seconds| *seconds <= days_max * 86_400).ok_or_else(wrong)
 }
 
 #[cfg(test)]
@@ -33,5 +36,13 @@ mod tests {
             let refusal = seconds(text, 7).expect_err(text);
             assert!(refusal.ends_with("; 7d at most"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn zero_is_too_small_in_every_unit() {
+        for text in ["0s", "0m", "0h", "00d"] {
+            assert_eq!(seconds(text, 7), Err("0 is too small; write 1s or more, such as 15m; 7d at most".to_owned()));
+        }
+        assert_eq!(seconds("1s", 7), Ok(1));
     }
 }

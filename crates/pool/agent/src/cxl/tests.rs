@@ -74,10 +74,13 @@ impl Bench {
     }
 
     fn present(&mut self, serials: &[u64]) {
+        self.present_as(Presentation::OneRange, serials).unwrap();
+    }
+
+    fn present_as(&mut self, presentation: Presentation, serials: &[u64]) -> Result<(), String> {
         let members = serials.iter().map(|serial| lease(*serial)).collect();
-        let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
-        let host = "web-1".parse().unwrap();
-        self.order(Step::Present { host, volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
+        let (host, redundancy) = ("web-1".parse().unwrap(), Redundancy::None);
+        self.order(Step::Present { host, volume: VOLUME, name: None, redundancy, presentation, members })
     }
 
     fn withdraw(&mut self, serials: &[u64]) {
@@ -336,6 +339,27 @@ fn logical_devices_of_one_size_come_online_one_after_the_other() {
     bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: lease_of(2).member }).unwrap();
     bench.turns();
     assert_eq!(bench.state(0x1003), Some(MemberState::InSync));
+}
+
+#[test]
+fn a_volume_may_ask_for_a_node_for_each_of_its_devices() {
+    let range_per_span = |weights: &[u8]| Presentation::RangePerSpan { weights: weights.to_vec() };
+    let each = CxlSettings { nodes: Nodes::Each, ..settings() };
+    for (presentation, settings, regions) in [
+        (Presentation::OneRange, settings(), [2, 0]),
+        (Presentation::OneRange, each, [1, 1]),
+        (range_per_span(&[]), settings(), [1, 1]),
+    ] {
+        let mut bench = Bench::new(KernelModel::with_windows(2, 2), settings);
+        bench.present_as(presentation, &[0x1000, 0x1001]).unwrap();
+        bench.turns();
+        let windows = Listing::read(&bench.kernel).unwrap().windows;
+        assert_eq!(windows.iter().map(|window| window.regions.len()).collect::<Vec<_>>(), regions);
+    }
+    // The kernel has weights for the nodes of the whole host, and none for a volume.
+    let mut bench = Bench::new(KernelModel::with_windows(2, 2), settings());
+    let refused = bench.present_as(range_per_span(&[3, 1]), &[0x1000, 0x1001]).unwrap_err();
+    assert!(refused.contains("weights have no effect; leave them out"), "{refused}");
 }
 
 #[test]

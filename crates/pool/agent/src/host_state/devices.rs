@@ -10,7 +10,9 @@
 use std::collections::BTreeMap;
 
 use aquifer_agent_wire::Order;
-use aquifer_fabric::{Bytes, DeviceId, MemberId, MemberLease, MemberReport, MemberState, Source, VolumeId};
+use aquifer_fabric::{
+    Bytes, DeviceId, MemberId, MemberLease, MemberReport, MemberState, Presentation, Source, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Held, HostState};
@@ -88,6 +90,8 @@ pub(crate) struct DeviceTask {
     pub(crate) bytes: u64,
     pub(crate) region: Option<String>,
     pub(crate) act: Act,
+    /// Whether the volume asks for a node of its own for each device, whatever the agent is set to.
+    pub(crate) has_own_node: bool,
 }
 
 /// The outcome of a task, or its progress.
@@ -166,6 +170,7 @@ impl HostState {
                     bytes: report.lease.bytes.0,
                     region: attachment.region.clone(),
                     act,
+                    has_own_node: held.report.presentation != Presentation::OneRange,
                 });
             }
         }

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_fabric::{
-    Command, MemberId, MemberLease, MemberReport, MemberState, Redundancy, Source, SpanId, Step, VolumeId,
-    VolumeReport, Why,
+    Command, MemberId, MemberLease, MemberReport, MemberState, Presentation, Redundancy, Source, SpanId, Step,
+    VolumeId, VolumeReport, Why,
 };
 
 use super::{Attachment, Held, HostState};
@@ -33,7 +33,7 @@ impl HostState {
                 if self.volumes.contains_key(&volume) || !self.are_new(volume, &members) {
                     return Ok(());
                 }
-                self.are_usable(&members, redundancy)?;
+                self.are_usable(&members, redundancy, &presentation)?;
                 if self.volumes.len() >= VOLUMES_MAX {
                     return Err(format!("this host has {VOLUMES_MAX} volumes; unbind some"));
                 }
@@ -49,8 +49,10 @@ impl HostState {
                 self.volumes.insert(volume, Held { report, replaced, abandoned, is_withdrawn: false, attachments });
             }
             Step::Join { volume, members, .. } => {
-                let redundancy = self.volumes.get(&volume).map(|held| held.report.redundancy).unwrap_or_default();
-                self.are_usable(&members, redundancy)?;
+                let report = self.volumes.get(&volume).map(|held| &held.report);
+                let of = |report: &VolumeReport| (report.redundancy, report.presentation.clone());
+                let (redundancy, presentation) = report.map(of).unwrap_or_default();
+                self.are_usable(&members, redundancy, &presentation)?;
                 self.are_of_one_kind(volume, &members)?;
                 self.join(volume, members);
             }
@@ -152,7 +154,12 @@ impl HostState {
     }
 
     /// Refuses members that programs of this host could not use.
-    fn are_usable(&self, members: &[MemberLease], redundancy: Redundancy) -> Result<(), String> {
+    fn are_usable(
+        &self,
+        members: &[MemberLease],
+        redundancy: Redundancy,
+        presentation: &Presentation,
+    ) -> Result<(), String> {
         let of = |lease: &MemberLease| format!("member {} is on {}", lease.member, lease.source);
         for lease in members {
             match &lease.source {
@@ -174,6 +181,13 @@ impl HostState {
                     return Err(format!(
                         "{}, whose memory the kernel manages, and the kernel keeps no {redundancy}; place the volume \
                          without redundancy, or in a pool of donors",
+                        of(lease)
+                    ));
+                }
+                Source::LogicalDevice { .. } if !presentation.weights().is_empty() => {
+                    return Err(format!(
+                        "{}, whose memory the kernel interleaves, so that the volume's weights have no effect; leave \
+                         them out, and set those of the host with 'aquifer tiering apply --weights'",
                         of(lease)
                     ));
                 }

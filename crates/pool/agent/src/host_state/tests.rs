@@ -54,8 +54,11 @@ impl Bench {
     }
 
     fn present(&mut self, members: Vec<aquifer_fabric::MemberLease>) {
-        let redundancy = aquifer_fabric::Redundancy::None;
-        let (name, presentation) = (Some("db".parse().unwrap()), Presentation::OneRange);
+        self.present_as(Presentation::OneRange, members);
+    }
+
+    fn present_as(&mut self, presentation: Presentation, members: Vec<aquifer_fabric::MemberLease>) {
+        let (name, redundancy) = (Some("db".parse().unwrap()), aquifer_fabric::Redundancy::None);
         self.order(Step::Present { host: host(), volume: VOLUME, name, redundancy, presentation, members }).unwrap();
         assert_eq!(self.host_state.report().volumes[&VOLUME].name.as_ref().unwrap().as_str(), "db");
     }
@@ -103,6 +106,34 @@ fn a_program_gets_the_members_and_their_weights() {
     let members: Vec<_> = view.members.iter().map(|it| (it.address.as_str(), it.weight, it.slabs)).collect();
     assert_eq!(members, [("d:1", 16, 8), ("d:2", 8, 4)]);
     assert_eq!((view.members[0].reservation, view.redundancy, view.is_withdrawn), (1001, Redundancy::None, false));
+}
+
+#[test]
+fn members_have_the_weights_of_their_spans_if_there_is_a_range_for_each() {
+    for (weights, expected) in [(vec![3, 1], [3, 1, 3]), (Vec::new(), [1, 1, 1])] {
+        let mut bench = Bench::new();
+        let small = aquifer_fabric::MemberLease { bytes: Bytes::slabs(4), ..lease(2, 5, 0) };
+        bench.present_as(Presentation::RangePerSpan { weights }, vec![lease(1, 2, 0), small, lease(3, 9, 0)]);
+        assert!(bench.host_state.open(id(1), 0, &[]));
+        assert_eq!(bench.view(1).members.iter().map(|it| it.weight).collect::<Vec<_>>(), expected);
+    }
+}
+
+/// The third span has the place of the one that leaves, and its weight.
+#[test]
+fn a_span_that_leaves_has_no_place_among_the_weights() {
+    let mut bench = Bench::new();
+    let presentation = Presentation::RangePerSpan { weights: vec![3, 1, 7] };
+    bench.present_as(presentation, vec![lease(1, 0, 0), lease(2, 1, 0)]);
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    bench.view(1);
+    bench.leave(2, Why::Shrunk);
+    bench.join(vec![lease(3, 2, 0), lease(4, 3, 0)]);
+    let view = bench.view(1);
+    let weights: Vec<_> = view.members.iter().map(|it| (it.member, it.order, it.weight)).collect();
+    let used = |(_, order, _): &&(u64, Order, u32)| *order == Order::Use;
+    let used: Vec<_> = weights.iter().filter(used).map(|(member, _, weight)| (*member, *weight)).collect();
+    assert_eq!(used, [(1, 3), (3, 1), (4, 7)], "{weights:?}");
 }
 
 /// A mirror's members were all let go by one order: each counted on the other, which was to leave, too.

@@ -3,12 +3,12 @@
 
 //! A volume as a user is to use it: its members, where their donors are, and an order for each. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{Discriminant, discriminant};
 
 use aquifer_agent_wire::{MemberView, Order, Redundancy, TenantFiles, View};
 use aquifer_control::Whereabouts;
-use aquifer_fabric::{DonorId, MemberId, MemberLease, MemberReport, MemberState, SLAB, Source};
+use aquifer_fabric::{DonorId, MemberId, MemberLease, MemberReport, MemberState, Presentation, SLAB, Source, SpanId};
 
 use super::users::{User, UserId};
 use super::{Attachment, Held, HostState};
@@ -37,7 +37,7 @@ impl HostState {
             let redundancy = Redundancy::None;
             return Some(View { revision, redundancy, files: None, members: Vec::new(), is_withdrawn: true });
         };
-        let largest = held.report.members.values().map(|member| member.lease.bytes.0).max().unwrap_or(1).max(1);
+        let shares = Shares::of(held);
         let mut members = Vec::new();
         for (member, report) in &held.report.members {
             let order = held.order(*member);
@@ -53,7 +53,7 @@ impl HostState {
                 member: member.0,
                 address,
                 server_name,
-                weight: (report.lease.bytes.0.saturating_mul(WEIGHT_MAX) / largest).clamp(1, WEIGHT_MAX) as u32,
+                weight: shares.weight(&report.lease),
                 slabs: report.lease.bytes.0 / SLAB.0,
                 reservation: report.lease.token.0,
                 order,
@@ -62,6 +62,35 @@ impl HostState {
         let redundancy = redundancy(held.report.redundancy);
         let (files, is_withdrawn) = (surroundings.files.clone(), held.is_withdrawn);
         Some(View { revision, redundancy, files, members, is_withdrawn })
+    }
+}
+
+/// What decides the weights of a volume's members.
+struct Shares<'a> {
+    presentation: &'a Presentation,
+    /// The spans that stay, in the volume's order.
+    spans: Vec<SpanId>,
+    /// The size of the largest member.
+    largest: u64,
+}
+
+impl Shares<'_> {
+    fn of(held: &Held) -> Shares<'_> {
+        let members = &held.report.members;
+        let staying = members.iter().filter(|(member, _)| held.order(**member) == Order::Use);
+        let spans: BTreeSet<SpanId> = staying.map(|(_, report)| report.lease.place.span).collect();
+        let largest = members.values().map(|member| member.lease.bytes.0).max().unwrap_or(1).max(1);
+        Shares { presentation: &held.report.presentation, spans: spans.into_iter().collect(), largest }
+    }
+
+    /// Returns a member's weight: that of its span, if the volume has one range for each; otherwise by its size.
+    fn weight(&self, lease: &MemberLease) -> u32 {
+        let span = self.spans.partition_point(|span| *span < lease.place.span);
+        let weight = self
+            .presentation
+            .weight(span)
+            .map_or_else(|| lease.bytes.0.saturating_mul(WEIGHT_MAX) / self.largest, u64::from);
+        weight.clamp(1, WEIGHT_MAX) as u32
     }
 }
 

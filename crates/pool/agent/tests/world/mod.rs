@@ -227,6 +227,12 @@ impl World {
         self.order(&Step::Present { host: host(), volume, name, redundancy, presentation, members });
     }
 
+    /// Presents a volume without redundancy, whose host sees it in this way.
+    pub fn present_ranges(&mut self, presentation: Presentation, members: Vec<MemberLease>) {
+        let redundancy = Redundancy::None;
+        self.order(&Step::Present { host: host(), volume: VOLUME, name: None, redundancy, presentation, members });
+    }
+
     pub fn join(&mut self, members: Vec<MemberLease>) {
         self.order(&Step::Join { host: host(), volume: VOLUME, members });
     }

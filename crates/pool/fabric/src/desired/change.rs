@@ -15,7 +15,7 @@ use super::{Desired, Volume, Why};
 use crate::bytes::Bytes;
 use crate::id::{DonorId, HostId, Incarnation, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
 use crate::observed::Observed;
-use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_labels, check_spec};
+use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_labels, check_spec, check_weights};
 use crate::reconcile::progress::{is_gone, is_lost};
 use crate::topology::Topology;
 use crate::volume::{Member, Place, Source, Span, VolumeSpec};
@@ -235,9 +235,17 @@ impl Edit<'_> {
 
     /// Changes the parts of a specification that need no new placement.
     pub(crate) fn change_spec(&mut self, id: VolumeId, change: impl FnOnce(&mut VolumeSpec)) -> Result<(), Refusal> {
-        let mut changed = self.desired.wanted(id)?.clone();
+        let before = self.desired.wanted(id)?;
+        let mut changed = before.clone();
         change(&mut changed.spec);
         check_labels(&changed.spec)?;
+        if changed.spec.presentation != before.spec.presentation {
+            check_weights(&changed.spec)?;
+            let on_device = changed.places().find(|(_, member)| member.source.donor().is_none());
+            if let (Some((_, member)), false) = (on_device, changed.spec.presentation.weights().is_empty()) {
+                return Err(Refusal::WeightsOnDevice { volume: changed.name.clone(), source: member.source.clone() });
+            }
+        }
         self.put(id, changed, &[]);
         Ok(())
     }

@@ -10,6 +10,7 @@ use crate::id::{DonorId, HostId, MemberId, PoolId, VolumeName, ZoneId};
 use crate::topology::{FaultDomain, LatencyClass};
 use crate::volume::{
     COPIES_MAX, DATA_MAX, LABEL_BYTES_MAX, LABELS_MAX, PARITY_MAX, Redundancy, SPANS_MAX, Source, VOLUME_MAX,
+    WEIGHT_MAX, WEIGHTS_MAX,
 };
 
 /// Why a change is refused. The refusal has changed nothing. More reasons may be added.
@@ -184,6 +185,31 @@ pub enum Refusal {
         /// The name of the zone.
         zone: ZoneId,
     },
+    /// Weights outside their limits.
+    Weights,
+    /// Weights for a volume whose copies or shards are spread over all members.
+    WeightsNotRedundant {
+        /// The redundancy that was asked for.
+        redundancy: Redundancy,
+    },
+    /// The volume has weights, so that it is on donors only, and they have less free than is asked for.
+    WeightsNeedDonors {
+        /// The pool whose donors have too little.
+        pool: PoolId,
+        /// The slowest class that would have done.
+        class: LatencyClass,
+        /// The amount that was asked for.
+        wanted: Bytes,
+        /// The amount that donors have free.
+        free: Bytes,
+    },
+    /// The volume would get weights, and it has memory of a device.
+    WeightsOnDevice {
+        /// The volume that was to get them.
+        volume: VolumeName,
+        /// The device that it is on.
+        source: Source,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -285,6 +311,26 @@ impl fmt::Display for Refusal {
             Self::UnknownPool { pool } => write!(f, "there is no pool {pool}; create it, or correct the name"),
             Self::UnknownVolume { volume } => write!(f, "there is no volume {volume}; create it, or correct the name"),
             Self::UnknownZone { zone } => write!(f, "there is no zone {zone}; create it, or correct the name"),
+            Self::Weights => write!(
+                f,
+                "the weights are too many, or one is out of bounds; give {WEIGHTS_MAX} at most, each from 1 to \
+                 {WEIGHT_MAX}"
+            ),
+            Self::WeightsNotRedundant { redundancy } => write!(
+                f,
+                "weights divide a volume among its spans, and {redundancy} spreads it over all members; leave out the \
+                 weights, or the redundancy"
+            ),
+            Self::WeightsNeedDonors { pool, class, wanted, free } => write!(
+                f,
+                "weights are for donors, and those of pool {pool} have {free} free at class {class} or faster, but \
+                 {wanted} was requested; leave out the weights to use devices, too, or add donors, or ask for less"
+            ),
+            Self::WeightsOnDevice { volume, source } => write!(
+                f,
+                "weights are for donors, and volume {volume} is on {source}, whose memory the kernel interleaves; leave \
+                 them out, or release the volume and create it with weights"
+            ),
         }
     }
 }

@@ -86,7 +86,7 @@ fn changes_are_in_an_order_that_makes_room_first() {
         [
             "- unbind volume scratch from host h0",
             "- release volume cache",
-            "+ create volume cache: 4GiB, redundancy none, pool main, zone lab",
+            "+ create volume cache: 4GiB, redundancy none, pool main, zone lab, expires at 1970-01-01T00:00:00Z",
             "+ grow volume scratch from 8GiB to 16GiB",
             "+ bind volume scratch to host h1",
             "- drain donor d0003",
@@ -132,6 +132,42 @@ fn unknown_properties_are_refused() {
     let trick = FILE.replace("\"cache\"", "\"c\u{430}che\"");
     let failure = serde_json::from_str::<Declaration>(&trick).expect_err("a Cyrillic letter").to_string();
     assert!(failure.contains("use only a-z"), "{failure}");
+}
+
+#[test]
+fn times_and_ranges_are_shown_as_people_read_them() {
+    let with = |presentation: Presentation, expires_at: Option<u64>| {
+        let mut volume = declaration().volumes[&id("cache")].clone();
+        volume.spec.redundancy = Redundancy::None;
+        (volume.spec.presentation, volume.spec.expires_at) = (presentation, expires_at.map(Millis));
+        Declaration { volumes: [(id("v"), volume)].into(), ..Declaration::default() }
+    };
+    let changes = |from: &Declaration, to: &Declaration| {
+        diff(from, to).iter().map(Change::to_string).collect::<Vec<String>>().join("; ")
+    };
+    let weights = |weights: &[u8]| Presentation::RangePerSpan { weights: weights.to_vec() };
+    let (plain, eve) = (with(Presentation::OneRange, None), 1_798_761_599_000);
+    let shown = with(weights(&[3, 1]), Some(eve));
+    assert_eq!(
+        changes(&Declaration::default(), &shown),
+        "+ create volume v: 4GiB, redundancy none, pool main, zone lab, one range per span, weights 3:1, expires at \
+         2026-12-31T23:59:59Z"
+    );
+    assert_eq!(
+        changes(&plain, &shown),
+        "~ volume v expires at 2026-12-31T23:59:59Z; ~ present volume v when it is bound next as one range per span, \
+         weights 3:1"
+    );
+    assert_eq!(
+        changes(&shown, &plain),
+        "~ volume v does not expire; ~ present volume v when it is bound next as one range"
+    );
+    // Records of the audit log are cut at a length.
+    let mut longest = with(weights(&[16; 16]), Some(eve));
+    let volume = longest.volumes.pop_first().expect("there is one").1;
+    longest.volumes.insert(id("v".repeat(crate::id::NAME_BYTES_MAX)), volume);
+    let text = changes(&Declaration::default(), &longest);
+    assert!(text.len() < 390 - 2 * crate::id::NAME_BYTES_MAX, "the names of pool and zone may be as long: {text}");
 }
 
 /// Returns a plan that changes only the labels of a volume, as text.

@@ -189,6 +189,21 @@ impl Issuance {
         Ok(self.read_list(store, now)?.map(|()| true))
     }
 
+    /// Returns the keys of the tokens that can no longer be used. The inner error is a line for the caller: there are
+    /// so many others that no token can be added.
+    pub(crate) fn superfluous_tokens(
+        store: &ManagerStore,
+        now: Millis,
+    ) -> Result<Result<Vec<String>, String>, ManagerStoreFailure> {
+        let tokens = store.all::<TokenRecord>(TOKENS)?;
+        let (over, live): (Vec<_>, Vec<_>) =
+            tokens.into_iter().partition(|(_, one)| one.uses_left == 0 || one.expires.0 <= now.0);
+        Ok(match live.len() < TOKENS_MAX {
+            true => Ok(over.into_iter().map(|(id, _)| format!("{TOKENS}{id}")).collect()),
+            false => Err(format!("there are {TOKENS_MAX} join tokens; delete one first")),
+        })
+    }
+
     /// Stores a new token. Records of certificates that expired long ago, and of tokens that can no longer be used, are
     /// deleted with it: so neither grows without a bound. The inner error is a line for the caller.
     pub(crate) fn keep_token(
@@ -198,16 +213,13 @@ impl Issuance {
         record: &TokenRecord,
         now: Millis,
     ) -> Result<Result<(), String>, ManagerStoreFailure> {
-        let tokens = store.all::<TokenRecord>(TOKENS)?;
-        let (over, live): (Vec<_>, Vec<_>) =
-            tokens.into_iter().partition(|(_, one)| one.uses_left == 0 || one.expires.0 <= now.0);
-        if live.len() >= TOKENS_MAX {
-            return Ok(Err(format!("there are {TOKENS_MAX} join tokens; delete one first")));
-        }
+        let over = match Issuance::superfluous_tokens(store, now)? {
+            Ok(over) => over,
+            Err(why) => return Ok(Err(why)),
+        };
         let past = store.all::<Issued>(CERTIFICATES)?.into_iter();
         let past = past.filter(|(_, issued)| issued.until.0.saturating_add(KEPT_MS) < now.0);
-        let keys = over.into_iter().map(|(id, _)| format!("{TOKENS}{id}"));
-        let keys = keys.chain(past.map(|(serial, _)| format!("{CERTIFICATES}{serial}")));
+        let keys = over.into_iter().chain(past.map(|(serial, _)| format!("{CERTIFICATES}{serial}")));
         let mut values: Vec<(String, Option<Vec<u8>>)> = keys.take(DELETED_AT_ONCE).map(|key| (key, None)).collect();
         values.push((format!("{TOKENS}{id}"), Some(json(record))));
         let what = format!("create token {id} for {} ({} uses)", record.subject, record.uses_left);

@@ -10,7 +10,7 @@ use super::collection::collection;
 use super::service::{Call, Request, Service};
 use super::{date, now};
 use crate::account_changes::Pending;
-use crate::accounts::{Role, hash, verify};
+use crate::accounts::{Role, check_password, hash, verify};
 use crate::first_account::ADMIN;
 use crate::sessions::{AccountChange, NotAllowed, Who};
 
@@ -157,18 +157,24 @@ fn role_of(call: &Call<'_>) -> Result<Option<Role>, Problem> {
     Role::named(name).map(Some).ok_or_else(unknown)
 }
 
-/// Hashes a new password, within the limit on concurrent hashing. This takes long, so it is not the writer's.
-fn hash_new(service: &Service, password: &str) -> Result<String, NotAllowed> {
-    let mut permit = service.hashing.begin().ok_or(NotAllowed::Busy)?;
+/// Hashes a new password, within the limit on concurrent hashing. This takes long, so it is not the writer's. A dry run
+/// only checks the password.
+fn hash_new(call: &Call<'_>, password: &str) -> Result<String, NotAllowed> {
+    if call.is_dry_run() {
+        return check_password(password).map(|()| String::new()).map_err(NotAllowed::Invalid);
+    }
+    let mut permit = call.service.hashing.begin().ok_or(NotAllowed::Busy)?;
     hash(password, &mut permit.memory).map_err(NotAllowed::Invalid)
 }
 
 pub(super) fn add_account(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, password) = (call.text("UserName").unwrap_or_default(), call.text("Password").unwrap_or_default());
     let role = role_of(call)?.unwrap_or(Role::ReadOnly);
-    let hash = hash_new(call.service, password)?;
+    let hash = hash_new(call, password)?;
     let (added, who) = (name.to_owned(), call.who().to_owned());
-    call.service.keep(move |sessions| sessions.add_account(&added, role, &hash, &who))?;
+    if let Some(plan) = call.keep_or_plan(move |sessions| sessions.add_account(&added, role, &hash, &who))? {
+        return Ok(plan);
+    }
     let body = account_body(call, name).unwrap_or_default();
     Ok(Answer::of(201, body).with("location", format!("{ACCOUNTS}/{name}")))
 }
@@ -185,14 +191,17 @@ pub(super) fn change_account(call: &Call<'_>) -> Result<Answer, Problem> {
             "ask one",
         ));
     }
-    let hash = call.text("Password").map(|password| hash_new(call.service, password)).transpose()?;
+    let hash = call.text("Password").map(|password| hash_new(call, password)).transpose()?;
     let change = AccountChange { hash, role, is_enabled };
     let (name, who) = (call.name().to_owned(), call.who().to_owned());
     let if_match = if_match(call);
-    call.service.keep(move |sessions| {
+    let plan = call.keep_or_plan(move |sessions| {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.change_account(&name, &change, &who)
     })?;
+    if let Some(plan) = plan {
+        return Ok(plan);
+    }
     forget_first(call);
     Ok(Answer::of(200, account_body(call, call.name()).unwrap_or_default()))
 }
@@ -208,10 +217,13 @@ fn forget_first(call: &Call<'_>) {
 pub(super) fn delete_account(call: &Call<'_>) -> Result<Answer, Problem> {
     let (name, who) = (call.name().to_owned(), call.who().to_owned());
     let if_match = if_match(call);
-    call.service.keep(move |sessions| {
+    let plan = call.keep_or_plan(move |sessions| {
         sessions.check_match(&name, if_match.as_deref())?;
         sessions.delete_account(&name, &who)
     })?;
+    if let Some(plan) = plan {
+        return Ok(plan);
+    }
     forget_first(call);
     Ok(Answer::empty())
 }

@@ -108,7 +108,8 @@ impl From<NotDone> for Problem {
                 Refusal::DonorFull { .. }
                 | Refusal::NotElsewhere { .. }
                 | Refusal::NotEnough { .. }
-                | Refusal::Quota { .. } => (507, "Base.1.18.InsufficientStorage"),
+                | Refusal::Quota { .. }
+                | Refusal::WeightsNeedDonors { .. } => (507, "Base.1.18.InsufficientStorage"),
                 _ => (409, "Base.1.18.ResourceInUse"),
             },
         };

@@ -85,11 +85,20 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
     let seconds = number(call, "ExpiresSeconds", EXPIRES_SECONDS, EXPIRES_SECONDS_MAX)?;
     let uses = number(call, "Uses", 1, u64::from(USES_MAX))?;
     let created = now();
+    let expires = Millis(created.0 + seconds * 1000);
+    if call.is_dry_run() {
+        issuance.pin().map_err(|why| line(503, "Base.1.18.ServiceTemporarilyUnavailable", &why))?;
+        let room = call.service.errand(move |store| Issuance::superfluous_tokens(store, created))?;
+        room.map_err(|why| line(409, "Base.1.18.CreateLimitReachedForResource", &why))?;
+        let (names, times) = (subject.names.join(", "), if uses == 1 { "use" } else { "uses" });
+        let what = format!("create token for {subject} ({names}) with {uses} {times}, until {}", date(expires));
+        return Ok(call.planned([what]));
+    }
     let record = |secret_hash| TokenRecord {
         subject,
         secret_hash,
         created,
-        expires: Millis(created.0 + seconds * 1000),
+        expires,
         uses_left: u32::try_from(uses).unwrap_or(1),
         by: call.who().to_owned(),
     };
@@ -104,17 +113,25 @@ pub(super) fn add_token(call: &Call<'_>) -> Result<Answer, Problem> {
 }
 
 pub(super) fn delete_token(call: &Call<'_>) -> Result<Answer, Problem> {
-    let (id, who) = (call.name().to_owned(), call.who().to_owned());
-    let deleted = call.service.errand(move |store| {
+    let (id, who, is_dry_run) = (call.name().to_owned(), call.who().to_owned(), call.is_dry_run());
+    let what = format!("delete token {id}");
+    let entry = Entry::new(who, what.clone());
+    let is_known = call.service.errand(move |store| {
         let key = format!("{TOKENS}{id}");
         let is_key = is_digits(&id);
         if !is_key || store.one::<TokenRecord>(&key)?.is_none() {
             return Ok(false);
         }
-        store.keep(&[(key, None)], &[Entry::new(who, format!("delete token {id}"))], now())?;
+        if !is_dry_run {
+            store.keep(&[(key, None)], &[entry], now())?;
+        }
         Ok(true)
     })?;
-    if deleted { Ok(Answer::empty()) } else { Err(Problem::not_found(call.path)) }
+    match (is_known, is_dry_run) {
+        (false, _) => Err(Problem::not_found(call.path)),
+        (true, false) => Ok(Answer::empty()),
+        (true, true) => Ok(call.planned([what])),
+    }
 }
 
 /// Lets a machine join. The machine has no account; its token admits it, so the limit for each address is applied
@@ -191,13 +208,25 @@ pub(super) fn revoke(call: &Call<'_>) -> Result<Answer, Problem> {
     if !is_digits(&serial) {
         return Err(Problem::not_found(call.path));
     }
+    if call.is_dry_run() {
+        return plan_revocation(call, &serial);
+    }
     let revoked = call.service.errand(move |store| issuance.revoke(store, &serial, &who, now()))?;
     let is_known = revoked.map_err(|why| {
         let why = format!("the certificate is revoked, and the file of the list cannot be written: {why}");
         line(503, "Base.1.18.ServiceTemporarilyUnavailable", &why)
     })?;
-    if is_known {
-        return Ok(Answer::empty());
-    }
-    Err(line(404, "Base.1.18.ResourceNotFound", "there is no such certificate; list them"))
+    if is_known { Ok(Answer::empty()) } else { Err(no_certificate()) }
+}
+
+fn no_certificate() -> Problem {
+    line(404, "Base.1.18.ResourceNotFound", "there is no such certificate; list them")
+}
+
+/// Answers what a revocation would do: nothing, if the certificate is revoked already.
+fn plan_revocation(call: &Call<'_>, serial: &str) -> Result<Answer, Problem> {
+    let key = format!("{CERTIFICATES}{serial}");
+    let issued = call.service.errand(move |store| store.one::<Issued>(&key))?.ok_or_else(no_certificate)?;
+    let change = issued.revoked.is_none().then(|| format!("revoke certificate {serial} of {}", issued.subject));
+    Ok(call.planned(change))
 }

@@ -193,6 +193,7 @@ pub(super) const ROUTES: &[Route] = &[
         &[must("UserName", Text), must("Password", Text), must("RoleId", Text)],
         access::add_account,
     )
+    .with_dry_run()
     .by(Administrator),
     get("/redfish/v1/AccountService/Accounts/{AccountId}", "An account", access::account),
     change(
@@ -202,8 +203,10 @@ pub(super) const ROUTES: &[Route] = &[
         &[may("Password", Text), may("RoleId", Text), may("Enabled", Boolean)],
         access::change_account,
     )
+    .with_dry_run()
     .by(ReadOnly),
     change(Delete, "/redfish/v1/AccountService/Accounts/{AccountId}", "Delete an account", &[], access::delete_account)
+        .with_dry_run()
         .by(Administrator),
     get("/redfish/v1/AccountService/Roles", "Roles", access::roles),
     get("/redfish/v1/AccountService/Roles/{RoleId}", "A role", access::role),
@@ -418,6 +421,7 @@ pub(super) const ROUTES: &[Route] = &[
         ],
         joining::add_token,
     )
+    .with_dry_run()
     .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/JoinTokens/{TokenId}", "A join token", joining::token).by(Administrator),
     change(
@@ -427,6 +431,7 @@ pub(super) const ROUTES: &[Route] = &[
         &[],
         joining::delete_token,
     )
+    .with_dry_run()
     .by(Administrator),
     change(
         Post,
@@ -450,6 +455,7 @@ pub(super) const ROUTES: &[Route] = &[
         &[],
         joining::revoke,
     )
+    .with_dry_run()
     .by(Administrator),
     get("/redfish/v1/Oem/Aquifer/Audit", "The audit log, after record $skip", oem::audit).by(Administrator),
     get("/redfish/v1/Oem/Aquifer/Audit/Verification", "Whether the audit log is whole", oem::verification)

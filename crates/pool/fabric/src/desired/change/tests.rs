@@ -348,6 +348,49 @@ fn an_unbound_volume_shrinks_to_what_is_asked_for() {
     assert_eq!(sizes(&desired), [Bytes::gib(3)]);
 }
 
+fn weighted(weights: &[u8], spec: VolumeSpec) -> VolumeSpec {
+    VolumeSpec { presentation: Presentation::RangePerSpan { weights: weights.to_vec() }, ..spec }
+}
+
+#[test]
+fn weights_that_would_have_no_effect_are_refused() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        let striped = VolumeSpec { width: 2, ..spec(8, LatencyClass::Tcp) };
+        edit.create(V, id("v"), weighted(&[3, 1], striped.clone())).expect("two donors");
+        for weights in [&[0, 1][..], &[17], &[1; 17]] {
+            let refused = edit.create(VolumeId(2), id("w"), weighted(weights, striped.clone()));
+            assert_eq!(refused, Err(Refusal::Weights));
+            let changed = edit.change_spec(V, |spec| *spec = weighted(weights, spec.clone()));
+            assert_eq!(changed, Err(Refusal::Weights));
+        }
+        let redundancy = Redundancy::Mirror { copies: 2 };
+        let mirror = VolumeSpec { redundancy, ..striped };
+        let refused = edit.create(VolumeId(2), id("w"), weighted(&[3, 1], mirror.clone()));
+        assert_eq!(refused, Err(Refusal::WeightsNotRedundant { redundancy }));
+        edit.create(VolumeId(2), id("w"), weighted(&[], mirror)).expect("evenly over all members");
+        edit.change_spec(V, |spec| spec.presentation = Presentation::OneRange).expect("when it is bound next");
+    });
+}
+
+/// The kernel interleaves the memory of devices, by weights of the whole host.
+#[test]
+fn a_volume_with_weights_is_on_donors_only() {
+    let topology = memory_box();
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        let refused = edit.create(V, id("v"), weighted(&[3, 1], spec(1, LatencyClass::Cxl))).expect_err("devices only");
+        assert!(matches!(refused, Refusal::WeightsNeedDonors { free: Bytes::ZERO, .. }), "{refused}");
+        assert!(refused.to_string().contains("; leave out the weights to use devices, too"), "{refused}");
+        edit.create(V, id("v"), weighted(&[], spec(300, LatencyClass::Cxl))).expect("a range for each device");
+        let refused =
+            edit.change_spec(V, |spec| *spec = weighted(&[3, 1], spec.clone())).expect_err("it is on devices");
+        assert!(matches!(refused, Refusal::WeightsOnDevice { .. }) && refused.to_string().contains("; "), "{refused}");
+        edit.change_spec(V, |spec| spec.presentation = Presentation::OneRange).expect("one range of both");
+    });
+}
+
 #[test]
 fn labels_have_bounds() {
     let topology = racks(1);
