@@ -65,6 +65,7 @@ mod repair;
 mod settle;
 mod shared_map;
 mod topology;
+mod unlisted;
 mod volume;
 mod volumes;
 
