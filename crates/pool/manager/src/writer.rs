@@ -25,8 +25,8 @@ use std::time::Instant;
 
 use aquifer_control::COMMANDS_MAX;
 use aquifer_fabric::{
-    Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
-    Unrepaired, pass_over_ids_in_use, settle_some,
+    Backlog, Command, Desired, Edit, End, ExpiryClock, Incarnation, Jump, Millis, Observed, Round, RunningCapacity,
+    Step, Term, Topology, Unrepaired, pass_over_ids_in_use, settle_some,
 };
 
 use crate::manager_store::{Entry, ManagerStore};
@@ -68,6 +68,9 @@ pub(crate) struct Writer {
     unheard: Unheard,
     /// How many donors and hosts had reported in the last round.
     heard: usize,
+    /// When this writer began, and the clock by which volumes expire.
+    begun: Instant,
+    expiry: ExpiryClock,
     /// What is left to do, and what is free, from round to round.
     backlog: Backlog,
     capacity: RunningCapacity,
@@ -110,6 +113,8 @@ impl Writer {
             claims: Claims::default(),
             unheard: Unheard::default(),
             heard: 0,
+            begun: Instant::now(),
+            expiry: ExpiryClock::default(),
             backlog: Backlog::default(),
             capacity: RunningCapacity::default(),
             due: Vec::new(),
@@ -124,6 +129,7 @@ impl Writer {
             steps: StepCounts::default(),
             silent_ms,
         };
+        writer.expiry.follow(now, 0);
         writer.hear_all(now)?;
         writer.desired = writer.store.reload()?;
         std::thread::sleep(writer.peers.command_time_max());
@@ -167,7 +173,8 @@ impl Writer {
         if std::mem::replace(&mut self.heard, heard) != heard {
             pass_over_ids_in_use(&mut desired, &self.observed);
         }
-        settle_some(&mut desired, &self.observed, now, self.changed_max);
+        let expire_by = self.time_to_expire_by(now);
+        settle_some(&mut desired, &self.observed, expire_by, self.changed_max);
         let mut entries = self.dropped(&desired);
         let settled = Draft { desired: desired.clone(), entries: entries.clone() };
         let (mut answers, mut operations) = (Vec::new(), Vec::new());
@@ -192,6 +199,23 @@ impl Writer {
         }
         self.answer(answers, now);
         self.act(&topology, now)
+    }
+
+    /// Returns the time by which volumes expire in this round, and says so if the clock has jumped.
+    fn time_to_expire_by(&mut self, now: Millis) -> Millis {
+        let monotonic_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (expire_by, jump) = self.expiry.follow(now, monotonic_ms);
+        if let Some(Jump { by_ms, grace_ms }) = jump {
+            let line = format!(
+                "the clock of this machine has jumped ahead by {} s: volumes expire by it only in {} min; set the clock \
+                 right, or extend the expiry times of volumes that are to stay",
+                by_ms / 1000,
+                grace_ms / 60_000
+            );
+            eprintln!("aquifer-fabricd: {line}");
+            self.shared.events.add(now, "ClockJumped", "Warning", line);
+        }
+        expire_by
     }
 
     /// Returns audit records of the volumes that a settled state no longer has.
