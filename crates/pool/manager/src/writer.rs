@@ -32,7 +32,7 @@ use aquifer_fabric::{
 use crate::manager_store::{Entry, ManagerStore};
 use crate::newest_reports::Unheard;
 use crate::order::Order;
-use crate::peers::Peers;
+use crate::peers::{Peers, SendFailure};
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::{Tasks, volume_of};
 use crate::tenure::Tenure;
@@ -256,11 +256,15 @@ impl Writer {
         let operations = begin_steps(&self.shared.telemetry, &mut commands);
         let outcomes = self.peers.send(&commands);
         end_steps(operations, &outcomes);
-        let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        let is_failure = |failure: &SendFailure| *failure != SendFailure::Pending;
+        let are_done = outcomes.iter().all(Result::is_ok);
+        let failed = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).filter(|one| is_failure(one)).count();
         self.shared.meters.count_steps(commands.len(), failed);
         for (command, outcome) in commands.iter().zip(outcomes) {
             self.steps.sent += 1;
-            if let Err(failure) = outcome {
+            if let Err(failure) = outcome
+                && is_failure(&failure)
+            {
                 self.steps.failed += 1;
                 let what = format!("{}: {failure}", command.step);
                 self.shared.events.add(now, "StepFailed", "Warning", what);
@@ -277,7 +281,7 @@ impl Writer {
         let is_ending = self.desired.volumes.ending().next().is_some();
         let is_busy = !round.steps.is_empty() || !round.waiting.is_empty() || is_ending || self.tasks.is_any_running();
         // A step that is repeated waits for something; one that is new may have made the next one possible.
-        let is_moving = !round.steps.is_empty() && round.steps != self.due && failed == 0;
+        let is_moving = !round.steps.is_empty() && round.steps != self.due && are_done;
         self.due.clone_from(&round.steps);
         self.causes.keep_unsettled(&self.desired, &round);
         self.publish(topology, round);
