@@ -36,8 +36,19 @@ fn plan_text(plan: &Value) -> String {
     // Managers of an older version have only the steps with the ids of volumes.
     let steps = if plan["NamedSteps"].is_array() { "NamedSteps" } else { "Steps" };
     text.extend(lines(steps).map(|line| format!("step    {line}\n")));
-    text.extend(lines("Remarks").map(|line| format!("remark  {line}\n")));
-    text
+    text + &remarks_text(plan)
+}
+
+/// Returns the remarks of a plan, in lines.
+fn remarks_text(plan: &Value) -> String {
+    let remarks = plan["Remarks"].as_array().into_iter().flatten();
+    remarks.map(|line| format!("remark  {}\n", plain(&cell(line)))).collect()
+}
+
+/// Returns what an order has changed, in lines, and what there is to say about that. Steps are carried out by the
+/// manager afterwards; a person asks for them with a dry run.
+fn done_text(done: &Value) -> String {
+    changes_text(done) + &remarks_text(done)
 }
 
 /// Returns only the changes of a plan, in lines.
@@ -49,8 +60,7 @@ fn changes_text(plan: &Value) -> String {
 fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Result<(), Failure> {
     let request = Request { is_dry_run: dry_run.dry_run, ..request };
     let answer = session.client.ask(&request)?;
-    // Steps are carried out by the manager afterwards; a person asks for them with a dry run.
-    let text = if dry_run.dry_run { plan_text } else { changes_text };
+    let text = if dry_run.dry_run { plan_text } else { done_text };
     session.show(&answer.body, text)
 }
 
