@@ -173,7 +173,7 @@ fn the_page_can_be_typed_from_top_to_bottom() {
     }
     let Some(pool) = Pool::start("pool-page", 4, &["--size", "64GiB", "--grace", "60s"], "200GiB") else { return };
     let mut site = Site { pool, games: Vec::new(), has_restarted: false };
-    let (mut section, mut printed) = (String::new(), String::new());
+    let (mut section, mut printed, mut different) = (String::new(), String::new(), Vec::new());
     for block in blocks() {
         if block.section != section {
             section.clone_from(&block.section);
@@ -187,7 +187,7 @@ fn the_page_can_be_typed_from_top_to_bottom() {
             }
             None if block.words == "text" => {
                 let line = missing(&block.text, &printed);
-                assert_eq!(line, None, "{section}: not printed as the page shows it, but:\n{printed}");
+                different.extend(line.map(|line| format!("{section}: not '{line}', but\n{printed}")));
             }
             Some(("json", file)) => {
                 std::fs::write(site.pool.directory().join(file), &block.text).expect("the directory can be written");
@@ -199,6 +199,7 @@ fn the_page_can_be_typed_from_top_to_bottom() {
             _ => panic!("the page has a block of another kind: {}", block.words),
         }
     }
+    assert!(different.is_empty(), "what is printed is not what the page shows:\n{}", different.join("\n"));
     let games = std::mem::take(&mut site.games);
     for game in games {
         let Verified { wrong, lost, longest_ms } = verified(&game.end());

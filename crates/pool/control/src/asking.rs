@@ -20,8 +20,8 @@ use crate::channel::{Answer, Job, Request};
 use crate::registrar::{Registrar, lock};
 use crate::registration::EndId;
 
-/// How long a prompt end takes at most for an answer: more than any takes whose machine is not overloaded, and less than
-/// a person notices when it delays an order.
+/// How long a prompt end takes at most for an answer: more than any takes whose machine is not overloaded, and less
+/// than a person notices when it delays an order.
 const PROMPT_MAX: Duration = Duration::from_millis(250);
 /// How often a round that waits looks whether those that it waits for still have their channels.
 const LOOK: Duration = Duration::from_millis(50);

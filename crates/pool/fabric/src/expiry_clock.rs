@@ -3,10 +3,10 @@
 
 //! Decides by which time volumes expire when the wall clock of the manager jumps. Pure.
 //!
-//! A volume expires at an instant of the wall clock, and is then released, bound or not. If that clock is set forward by
-//! mistake, all of these volumes would be released at once, and programs would lose them. So expiry follows a jump only
-//! after a while, in which somebody can set the clock right. Other clocks are compared nowhere: a manager that starts
-//! with a wrong clock believes it.
+//! A volume expires at an instant of the wall clock, and is then released, bound or not. If that clock is set forward
+//! by mistake, all of these volumes would be released at once, and programs would lose them. So expiry follows a jump
+//! only after a while, in which somebody can set the clock right. Other clocks are compared nowhere: a manager that
+//! starts with a wrong clock believes it.
 
 use crate::id::Millis;
 

@@ -194,8 +194,8 @@ pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
     if_match.trim() == "*" || if_match.split(',').any(|tag| bare(tag) == etag)
 }
 
-/// Changes the desired state as an order asks. Returns the remarks of an adoption. On failure `desired` may be half changed: the caller works on a copy, and counts `capacity`
-/// again from what it keeps.
+/// Changes the desired state as an order asks. Returns the remarks of an adoption. On failure `desired` may be half
+/// changed: the caller works on a copy, and counts `capacity` again from what it keeps.
 pub(crate) fn change(
     topology: &Topology,
     desired: &mut Desired,
