@@ -37,8 +37,19 @@ pub(crate) fn plan_text(plan: &Value) -> String {
     // Managers of an older version have only the steps with the ids of volumes.
     let steps = if plan["NamedSteps"].is_array() { "NamedSteps" } else { "Steps" };
     text.extend(lines(steps).map(|line| format!("step    {line}\n")));
-    text.extend(lines("Remarks").map(|line| format!("remark  {line}\n")));
-    text
+    text + &remarks_text(plan)
+}
+
+/// Returns the remarks of a plan, in lines.
+fn remarks_text(plan: &Value) -> String {
+    let remarks = plan["Remarks"].as_array().into_iter().flatten();
+    remarks.map(|line| format!("remark  {}\n", plain(&cell(line)))).collect()
+}
+
+/// Returns what an order has changed, in lines, and what there is to say about that. Steps are carried out by the
+/// manager afterwards; a person asks for them with a dry run.
+fn done_text(done: &Value) -> String {
+    changes_text(done) + &remarks_text(done)
 }
 
 /// Returns only the changes of a plan, in lines.
@@ -65,7 +76,7 @@ pub(crate) fn ask_or_plan(
 /// run.
 fn order(session: &mut Session<'_>, request: Request<'_>, dry_run: DryRun) -> Result<(), Failure> {
     let Some(answer) = ask_or_plan(session, request, dry_run)? else { return Ok(()) };
-    session.show(&answer, changes_text)
+    session.show(&answer, done_text)
 }
 
 /// Returns the time now, in milliseconds since 1970.

@@ -171,6 +171,15 @@ impl Pool {
         end(self.manager.take());
     }
 
+    /// Ends the manager as systemd does.
+    pub fn stop_manager(&mut self) {
+        if let Some(mut manager) = self.manager.take() {
+            let sent = Command::new("kill").arg("-TERM").arg(manager.id().to_string()).status();
+            assert!(sent.is_ok_and(|status| status.success()), "a signal for the manager");
+            manager.wait().expect("a child");
+        }
+    }
+
     /// Logs in with the command line and with REST.
     fn login(&mut self) {
         let password = std::fs::read_to_string(self.file("state/initial-password")).expect("the first password");
@@ -331,6 +340,13 @@ impl Pool {
         let _ = before.child.wait();
         let port = before.address.rsplit(':').next().expect("a port").to_owned();
         self.donors[number - 1] = self.launch(number, &port);
+        self.wait_for_ends();
+    }
+
+    /// Starts one more donor, which is in no pool yet.
+    pub fn join_donor(&mut self) {
+        let donor = self.launch(self.donors.len() + 1, "0");
+        self.donors.push(donor);
         self.wait_for_ends();
     }
 

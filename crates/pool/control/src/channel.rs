@@ -7,13 +7,14 @@
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::{Command, Step, Term};
 use aquifer_tls::{DonorSide, address_name, tenant_name};
 
+use crate::asking::Line;
 use crate::end::Refused;
 use crate::failure::ChannelFailure;
 use crate::issuing::Issuing;
@@ -42,6 +43,16 @@ const CHECK_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) enum Request {
     Commands(Vec<Command>),
     Query { term: Term, is_drained: bool },
+}
+
+impl Request {
+    /// Returns the term of a query.
+    const fn term(&self) -> Option<Term> {
+        match self {
+            Request::Query { term, .. } => Some(*term),
+            Request::Commands(_) => None,
+        }
+    }
 }
 
 /// What an end has answered.
@@ -120,15 +131,15 @@ fn register<'a>(
         Ok(id) => {
             stream.send(number, &Message::Welcome { version: chosen })?;
             shared.refusals.forget(peer.to_canonical());
-            let is_busy = Arc::new(AtomicBool::new(false));
-            let jobs = shared.connect(&id, connection, own, Arc::clone(&is_busy));
+            let line = Arc::new(Line::default());
+            let jobs = shared.connect(&id, connection, own, Arc::clone(&line));
             let channel = Channel {
                 shared,
                 kind: id.kind(),
                 stream,
                 version: chosen,
                 number: 0,
-                is_busy,
+                line,
                 told: None,
                 told_at: None,
                 checked_at: Instant::now(),
@@ -149,7 +160,7 @@ struct Channel<'a> {
     version: u16,
     /// The last request's number.
     number: u32,
-    is_busy: Arc<AtomicBool>,
+    line: Arc<Line>,
     /// The changes that led to the directory that the end has.
     told: Option<u64>,
     told_at: Option<Instant>,
@@ -180,14 +191,21 @@ impl Channel<'_> {
                 self.renew()?;
                 continue;
             };
+            let (begun, term) = (Instant::now(), request.term());
             let answer = match request {
                 Request::Query { term, is_drained } => self.query(term, is_drained)?,
                 Request::Commands(commands) => self.command(commands)?,
             };
-            // Release pairs with the AcqRel in `registrar.rs`. Before the answer, whose receiver may send the next job.
-            self.is_busy.store(false, Ordering::Release);
+            self.line.answered_after(begun.elapsed());
+            // Release pairs with the AcqRel in `asking.rs`. Before the answer, whose receiver may send the next job.
+            self.line.is_busy.store(false, Ordering::Release);
             // If it is late, nobody waits for it any more.
-            let _ = replies.try_send((id, answer));
+            let sent = replies.try_send((id, answer));
+            if let (Some(term), Err(TrySendError::Disconnected((_, late)) | TrySendError::Full((_, late)))) =
+                (term, sent)
+            {
+                self.line.keep(term, late);
+            }
             self.renew()?;
         }
     }

@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod asking;
 mod changes;
 mod channel;
 mod end;

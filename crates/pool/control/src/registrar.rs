@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use aquifer_sys::wakeup::Wakeup;
 use aquifer_tls::{DonorSide, Files};
 
 use crate::accepting;
+use crate::asking::{Asked, Line};
 use crate::channel::{self, Answer, Job};
 use crate::end::Refused;
 use crate::failure::NotStarted;
@@ -32,10 +33,10 @@ use crate::reports::Heard;
 use crate::roster::{Entry, Patterns, Roster};
 use crate::strangers::Strangers;
 
-/// How long a round waits for reports. An end that takes longer is silent in this round, and is not waited for again
-/// until it has answered.
+/// How long a round waits for the reports of prompt ends (`asking.rs`). An end that takes longer is silent until it has
+/// answered.
 const REPORT_WAIT: Duration = Duration::from_secs(2);
-/// How long to wait for the outcome of commands.
+/// How long to wait for the outcome of commands of prompt ends.
 const COMMAND_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of commands in one request to an end; the rest is lost, and due again in the next round.
 pub const COMMANDS_MAX: usize = 64;
@@ -76,17 +77,20 @@ pub enum Unheard {
 pub enum NotSent {
     /// It may or may not have arrived.
     Lost,
+    /// The end is slow, and its time for an answer is not over. The command may or may not have arrived.
+    Pending,
     /// The end has refused it.
     Refused(Refused),
 }
 
 /// A registered end that has a channel.
-struct Connected {
+pub(crate) struct Connected {
     /// Counts connections, so that an old one does not remove a newer one.
-    connection: u64,
-    jobs: SyncSender<Job>,
-    /// `true` from the moment that a job is handed over until it is answered.
-    is_busy: Arc<AtomicBool>,
+    pub(crate) connection: u64,
+    pub(crate) jobs: SyncSender<Job>,
+    pub(crate) line: Arc<Line>,
+    /// When the last request that was handed over should be answered.
+    pub(crate) due: Instant,
     socket: TcpStream,
 }
 
@@ -100,7 +104,7 @@ struct Lines {
 pub(crate) struct Shared {
     pub(crate) roster: Mutex<Roster>,
     pub(crate) side: RwLock<Option<Arc<DonorSide>>>,
-    connected: Mutex<BTreeMap<EndId, Connected>>,
+    pub(crate) connected: Mutex<BTreeMap<EndId, Connected>>,
     pub(crate) strangers: Mutex<Strangers<TcpStream>>,
     pub(crate) refusals: Refusals,
     lines: Mutex<Lines>,
@@ -110,7 +114,7 @@ pub(crate) struct Shared {
     pub(crate) issuer: Option<Arc<dyn Issuer>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -151,15 +155,9 @@ impl Shared {
     }
 
     /// Notes that an end has a channel now. The connection that it had before ends.
-    pub(crate) fn connect(
-        &self,
-        id: &EndId,
-        connection: u64,
-        socket: TcpStream,
-        is_busy: Arc<AtomicBool>,
-    ) -> Receiver<Job> {
+    pub(crate) fn connect(&self, id: &EndId, connection: u64, socket: TcpStream, line: Arc<Line>) -> Receiver<Job> {
         let (jobs, receiver) = sync_channel(1);
-        let new = Connected { connection, jobs, is_busy, socket };
+        let new = Connected { connection, jobs, line, due: Instant::now(), socket };
         if let Some(old) = lock(&self.connected).insert(id.clone(), new) {
             let _ = old.socket.shutdown(Shutdown::Both);
         }
@@ -181,7 +179,7 @@ impl Shared {
 
 /// Accepts ends and carries requests to them, until it is dropped.
 pub struct Registrar {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     address: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
@@ -277,7 +275,7 @@ impl Registrar {
     }
 
     /// Asks those of these ends that are registered for a report. A report that has not changed is the same allocation
-    /// as before.
+    /// as before. A slow end whose time is not over is left out.
     pub fn query_these(
         &self,
         term: Term,
@@ -291,9 +289,9 @@ impl Registrar {
         drop(roster);
         let drains = |id: &EndId| matches!(id, EndId::Donor(donor) if drained.contains(donor));
         let requests = reports.keys().map(|id| (id.clone(), channel::Request::Query { term, is_drained: drains(id) }));
-        let answers = self.ask(requests.collect(), REPORT_WAIT, |id, reached| {
-            reports.insert(id.clone(), Err(if reached { Unheard::Late } else { Unheard::Apart }));
-        });
+        let Asked { answers, apart, pending } = self.ask(requests.collect(), REPORT_WAIT);
+        reports.retain(|id, _| !pending.contains(id));
+        reports.iter_mut().filter(|(id, _)| !apart.contains(*id)).for_each(|(_, one)| *one = Err(Unheard::Late));
         for (id, answer) in answers {
             let report = match (answer, id.kind()) {
                 (Answer::Reported(heard @ Heard::Donor(_)), Kind::Donor) => Ok(heard),
@@ -331,7 +329,11 @@ impl Registrar {
         }
         let batch = |indices: &Vec<usize>| indices.iter().map(|index| commands[*index].clone()).collect();
         let requests = by_end.iter().map(|(id, indices)| (id.clone(), channel::Request::Commands(batch(indices))));
-        for (id, answer) in self.ask(requests.collect(), COMMAND_WAIT, |_, _| {}) {
+        let Asked { answers, pending, .. } = self.ask(requests.collect(), COMMAND_WAIT);
+        for indices in pending.iter().filter_map(|id| by_end.get(id)) {
+            indices.iter().for_each(|index| outcomes[*index] = Err(NotSent::Pending));
+        }
+        for (id, answer) in answers {
             let Some(indices) = by_end.get(&id) else { continue };
             match answer {
                 Answer::Outcomes(results) => {
@@ -347,39 +349,6 @@ impl Registrar {
             }
         }
         outcomes
-    }
-
-    /// Sends requests to all ends at the same time, and returns the answers that come within `wait`. Calls `missing`
-    /// first, for each end, because it may not answer; the argument says whether it has a channel.
-    fn ask(
-        &self,
-        requests: Vec<(EndId, channel::Request)>,
-        wait: Duration,
-        mut missing: impl FnMut(&EndId, bool),
-    ) -> Vec<(EndId, Answer)> {
-        let deadline = Instant::now() + wait;
-        let (replies, answers) = sync_channel(requests.len().max(1));
-        let connected = lock(&self.shared.connected);
-        for (id, request) in requests {
-            let Some(one) = connected.get(&id) else {
-                missing(&id, false);
-                continue;
-            };
-            missing(&id, true);
-            // AcqRel pairs with the Release in `channel.rs`, after which the thread takes another job.
-            if !one.is_busy.swap(true, Ordering::AcqRel) {
-                let _ = one.jobs.try_send(Job { request, id, replies: replies.clone() });
-            }
-        }
-        drop((connected, replies));
-        let mut all = Vec::new();
-        loop {
-            match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(answer) => all.push(answer),
-                // Every end has answered, or lost its channel.
-                Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => return all,
-            }
-        }
     }
 }
 

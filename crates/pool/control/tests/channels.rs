@@ -8,6 +8,7 @@ mod ends;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use aquifer_control::{ChannelStatus, Entry, Kind, NotSent, Registrar, Report, Unheard};
 use aquifer_fabric::{DonorId, Term};
@@ -83,6 +84,44 @@ fn a_silent_end_holds_up_one_round_and_then_nobody() {
     drop(stuck);
     report(&registrar, &donor("d1"), 1);
     assert!(slow.lock().expect("no panic").carried_out.is_empty(), "what was lost before it was sent never arrives");
+}
+
+/// One end that took its time for each answer delayed each round of the manager by that time, twice.
+#[test]
+fn a_slow_end_delays_nobody_and_is_heard_all_the_same() {
+    const ROUNDS: u64 = 10;
+    let delay = Duration::from_millis(600);
+    let (registrar, _) = registrar(plain());
+    let slow = Noted::new(Kind::Donor);
+    slow.lock().expect("no panic").delay = delay;
+    let quick = ["d1", "d2", "d3"].map(|name| (name, Noted::new(Kind::Donor)));
+    let _slow = keep(&slow, "d0", &[registrar.address()], None);
+    let _quick = quick.each_ref().map(|(name, end)| keep(end, name, &[registrar.address()], None));
+    for name in ["d0", "d1", "d2", "d3"] {
+        report(&registrar, &donor(name), 1);
+    }
+    let begun = Instant::now();
+    for sequence in 1..=ROUNDS {
+        let heard = registrar.query(Term(1), &BTreeSet::new());
+        assert!(heard.values().all(Result::is_ok), "{heard:?}");
+        let commands = ["d0", "d1", "d2", "d3"].map(|name| release(name, 1, sequence));
+        let outcomes = registrar.send(&commands);
+        assert_eq!(outcomes[1..], [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(outcomes[0], Err(NotSent::Pending));
+    }
+    let took = begun.elapsed();
+    println!("{ROUNDS} rounds in {took:?}, with an end that takes {delay:?}");
+    assert!(took < delay * 5, "{took:?}: rounds wait for the slow end");
+    // What it answers while nobody waits for it is heard in a later round, and it carries out what it is sent.
+    wait_until("it is heard", || registrar.query(Term(1), &BTreeSet::new()).contains_key(&donor("d0")));
+    wait_until("it obeys", || {
+        registrar.send(&[release("d0", 1, ROUNDS + 1)]);
+        !slow.lock().expect("no panic").carried_out.is_empty()
+    });
+    // When it is quick again, it is waited for again.
+    slow.lock().expect("no panic").delay = Duration::ZERO;
+    let is_known = |outcomes: &[Result<(), NotSent>]| matches!(outcomes, [Ok(()) | Err(NotSent::Refused(_))]);
+    wait_until("it is prompt", || is_known(&registrar.send(&[release("d0", 1, u64::MAX)])));
 }
 
 /// The network is cut while a command is carried out: its sender does not know the outcome, and finds it in the next

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Adopts volumes, leases and LDs that are in use but not in the desired state, after the stored state was lost.
-//! Running programs are not disturbed.
+//! Adopts volumes, leases and LDs that are in use but not in the desired state, after the stored state was lost or an
+//! older one was restored. Running programs are not disturbed.
 //!
 //! Memory that programs use becomes a volume bound to their host, as its agent reports it. Memory that is lent but
 //! not used by its host becomes a member that leaves, and is released when the host's agent has confirmed that it has
@@ -13,6 +13,7 @@
 //! that lies keeps nobody else from being adopted. Quotas refuse nothing here, since the memory is in use already;
 //! what is above its quota is listed ([`OverQuota`](crate::OverQuota)).
 
+mod known_otherwise;
 mod lent;
 mod validate;
 
@@ -46,11 +47,11 @@ impl Edit<'_> {
                 continue;
             }
             for (id, view) in &report.volumes {
-                if self.may_adopt(*id, view)
-                    && let Err(why) = self.adopt_volume(*id, host, report, view, observed)
-                {
-                    not_adopted.insert(why);
-                }
+                let outcome = match self.may_adopt(*id, host, observed) {
+                    true => self.adopt_volume(*id, host, report, view, observed),
+                    false => self.adopt_spans(*id, host, view, observed),
+                };
+                not_adopted.extend(outcome.err());
             }
         }
         self.adopt_unused(observed, &mut not_adopted);
@@ -59,16 +60,14 @@ impl Edit<'_> {
         not_adopted.into_iter().collect()
     }
 
-    /// Returns whether a volume that a host uses is not in the desired state, or only with leases that nobody used when
-    /// they were adopted.
-    fn may_adopt(&self, id: VolumeId, view: &VolumeReport) -> bool {
-        self.desired.volumes.get(&id).is_none_or(|volume| {
-            let is_known = |member: &MemberId| volume.leaving.contains_key(member);
-            volume.released && volume.spans.is_empty() && !view.members.keys().any(is_known)
-        })
+    /// Returns whether a volume that a host uses is not in the desired state, or only by another binding, or by leases
+    /// that nobody used when they were adopted.
+    fn may_adopt(&self, id: VolumeId, host: &HostId, observed: &Observed) -> bool {
+        let known = self.desired.volumes.get(&id);
+        known.is_none_or(|volume| self.is_bound_otherwise(volume, id, host, observed))
     }
 
-    /// Adopts a volume that a host uses and the desired state lacks.
+    /// Adopts a volume that a host uses, and whose binding the desired state lacks.
     fn adopt_volume(
         &mut self,
         id: VolumeId,
@@ -110,9 +109,8 @@ impl Edit<'_> {
         for (lease, why) in rest {
             volume.leave(host.clone(), lease.place, member(lease), why);
         }
-        if let Some(unused) = self.desired.volumes.get(&id) {
-            volume.leaving.extend(unused.leaving.clone());
-            volume.next_member = volume.next_member.max(unused.next_member);
+        if let Some(known) = self.desired.volumes.get(&id).cloned() {
+            self.keep_of(known, host, &mut volume);
         }
         self.desired.volumes.insert(id, volume);
         self.changed();
@@ -132,7 +130,14 @@ impl Edit<'_> {
         // Another manager may have taken the LD since, for another host.
         let is_its = |vppb: &VppbAddress| self.topology.host_of(&vppb.switch, vppb.vcs_id) == Some(host);
         let is_free = |vppb: &VppbAddress| !taken.contains(vppb) && is_its(vppb);
-        let is_taken = |source: &Source| self.desired.volumes.on(source).next().is_some();
+        // What the volume itself has reserved there while it was unbound is its own.
+        let is_lent = |own: &Volume, source: &Source| {
+            own.host.is_some() || own.leaving.values().any(|leaving| leaving.member.source == *source)
+        };
+        let is_taken = |source: &Source| {
+            let own = self.desired.volumes.get(&id);
+            self.desired.volumes.on(source).any(|by| by != id || own.is_some_and(|own| is_lent(own, source)))
+        };
         let mut own = BTreeSet::new();
         for lease in leases.filter(|lease| matches!(lease.source, Source::LogicalDevice { .. })) {
             let vppb = vppbs.get(&lease.source).filter(|vppb| is_free(vppb) && !is_taken(&lease.source));

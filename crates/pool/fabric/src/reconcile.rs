@@ -25,6 +25,7 @@ pub use waiting::{Reason, Stray, Waiting};
 use crate::desired::{Desired, Volume, Why};
 use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, VolumeId};
 use crate::observed::{Content, DeviceReport, LdBinding, LdReport, LeaseState, Observed};
+use crate::unlisted::{is_unlisted_binding, unlisted_spans};
 use crate::volume::Source;
 use listings::Listings;
 
@@ -105,15 +106,21 @@ impl States<'_> {
     fn presented(self, host: &HostId, id: VolumeId, round: &mut Round) {
         let report = progress::agent(self.desired, self.observed, host);
         let Some(view) = report.and_then(|report| report.volumes.get(&id)) else { return };
-        if !self.desired.volumes.contains_key(&id) {
+        let Some(volume) = self.desired.volumes.get(&id) else {
             round.strays.push(Stray::Volume { host: host.clone(), volume: id });
             return;
-        }
+        };
         let unknown = view.members.iter().filter(|(member, _)| !self.knows(id, **member));
         let (lost, others): (Vec<_>, Vec<_>) = unknown.partition(|(_, one)| self.was_taken(host, id, &one.lease));
-        // Lost: the host was declared dead by mistake, and its memory was given to others. Replaced: the desired state
-        // is older than what hosts have, as after a restore; the agent lets such a member go when others have its
-        // bytes.
+        // The desired state is older than what the host has, as after a restore.
+        let (is_binding, spans) = (is_unlisted_binding(volume, host, view), unlisted_spans(volume, host, view));
+        let (strays, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(_, one)| is_binding || spans.contains(&one.lease.place.span));
+        if !strays.is_empty() {
+            round.strays.push(Stray::Volume { host: host.clone(), volume: id });
+        }
+        // Lost: the host was declared dead by mistake, and its memory was given to others. Replaced: another member is
+        // desired in its place; the agent lets such a member go when others have its bytes.
         for (members, why) in [(lost, Why::Lost), (others, Why::Replaced)] {
             let members: Vec<MemberId> = members.into_iter().map(|(member, _)| *member).collect();
             if !members.is_empty() {

@@ -75,6 +75,33 @@ fn volumes_of_the_only_donor_recover_whatever_it_has_lost() {
     assert!(only.is_some() || presented > histories && broken > histories / 10, "histories about nothing");
 }
 
+/// An older state is restored, with donors down: it knows nothing of what was bound, moved, grown or released since.
+/// Restores have destroyed all copies of mirrored volumes, and given ids out again that hosts had.
+#[test]
+fn nothing_is_lent_twice_or_lost_when_an_older_state_is_restored() {
+    let only = variable("AQUIFER_FABRIC_SEED");
+    let histories = variable("AQUIFER_FABRIC_HISTORIES").unwrap_or(HISTORIES);
+    let seeds = only.map_or(0..histories, |seed| seed..seed + 1);
+    let (mut presented, mut restored) = (0, 0);
+    let mut failed = Vec::new();
+    for seed in seeds {
+        let mut world = World::with_a_restore(seed);
+        world.traces = only.is_some();
+        match world.run() {
+            Ok(world) => {
+                presented += world.judge.presented;
+                restored += u64::from(!world.adopted.is_empty());
+            }
+            Err(what) => failed.push(format!(
+                "{what}\nrepeat with AQUIFER_FABRIC_SEED={seed} cargo test -p aquifer-fabric --test histories restored"
+            )),
+        }
+    }
+    assert!(failed.is_empty(), "{} histories failed:\n{}", failed.len(), failed[..failed.len().min(3)].join("\n"));
+    println!("{histories} histories: {presented} spans presented, {restored} with something to adopt");
+    assert!(only.is_some() || presented > histories && restored > histories / 10, "histories about nothing");
+}
+
 /// Returns the first seed whose history finds the bug, and what it says.
 fn found(plant: Plant) -> (u64, String) {
     for seed in 0..HISTORIES_TO_FIND_A_BUG {
@@ -162,6 +189,51 @@ fn adoption_after_a_lost_state_disturbs_nobody() {
     world.writers[0].orders.push(Order::Release(first));
     settle_down(&mut world);
     assert_eq!(world.agents[&id("h1")].volumes.len(), 2);
+}
+
+/// By the restored state, one volume is at its first host, and another is smaller than it is.
+#[test]
+fn what_was_bound_elsewhere_or_grown_since_a_backup_stays_as_it_is() {
+    let mut world = calm_pool();
+    let backup = world.store.desired.clone();
+    let (moved, grown) = (VolumeId(0), VolumeId(1));
+    for order in [Order::Unbind(moved), Order::Bind(moved, id("h0")), Order::Grow(grown, Bytes::slabs(8))] {
+        world.writers[0].orders.push(order);
+        settle_down(&mut world);
+    }
+    let of_all = |world: &World| world.agents.values().map(|agent| agent.volumes.clone()).collect::<Vec<_>>();
+    let before = of_all(&world);
+    world.restore(backup);
+    settle_down(&mut world);
+    assert_eq!(of_all(&world), before, "members, tokens and places are what they were");
+    let volumes = &world.store.desired.volumes;
+    assert_eq!((&volumes[&moved].host, volumes[&grown].spec.size), (&Some(id("h0")), Bytes::slabs(8)));
+    assert_eq!(volumes[&moved].name, id("v0"), "the restored state knows its name");
+}
+
+/// The backup knows the volume as unbound, so the ids of its members are those that a host has.
+#[test]
+fn a_volume_that_was_bound_since_a_backup_is_given_to_no_other_host() {
+    let mut world = calm_pool();
+    let volume = VolumeId(1);
+    world.writers[0].orders.push(Order::Unbind(volume));
+    settle_down(&mut world);
+    let backup = world.store.desired.clone();
+    world.writers[0].orders.push(Order::Bind(volume, id("h0")));
+    settle_down(&mut world);
+    let before = world.agents[&id("h0")].volumes.clone();
+    world.restore(backup);
+    world.is_restored = false;
+    world.tick().expect("a tick");
+    world.writers[0].orders.push(Order::Bind(volume, id("h1")));
+    for _ in 0..20 {
+        world.tick().expect("a tick");
+    }
+    assert!(!world.agents[&id("h1")].volumes.contains_key(&volume), "two hosts have it");
+    world.is_restored = true;
+    settle_down(&mut world);
+    assert_eq!(world.agents[&id("h0")].volumes, before, "members, tokens and places are what they were");
+    assert_eq!(world.store.desired.volumes[&volume].host, Some(id("h0")));
 }
 
 /// A donor and the manager lose power together: the next manager has never heard the donor, and replaces it all the

@@ -19,6 +19,7 @@
 
 mod account_changes;
 mod accounts;
+mod adoption;
 mod amendment;
 mod audit_checks;
 mod combined_peers;

@@ -17,6 +17,7 @@ use aquifer_fabric::{
 };
 use ring::digest::{SHA256, digest};
 
+use crate::adoption::adopt;
 use crate::amendment::Amendment;
 
 /// What an order asks for.
@@ -193,9 +194,8 @@ pub(crate) fn matches(if_match: &str, etag: &str) -> bool {
     if_match.trim() == "*" || if_match.split(',').any(|tag| bare(tag) == etag)
 }
 
-/// Changes the desired state as an order asks. Returns remarks: what could not be adopted, and which zones are above
-/// their quotas after that. On failure `desired` may be half changed: the caller works on a copy, and counts `capacity`
-/// again from what it keeps.
+/// Changes the desired state as an order asks. Returns the remarks of an adoption. On failure `desired` may be half
+/// changed: the caller works on a copy, and counts `capacity` again from what it keeps.
 pub(crate) fn change(
     topology: &Topology,
     desired: &mut Desired,
@@ -221,14 +221,7 @@ pub(crate) fn change(
     let id = || id.ok_or_else(unknown);
     let mut edit = Edit { topology, desired, capacity };
     match &order.act {
-        Act::Adopt => {
-            let not_adopted = edit.adopt(observed, draw);
-            // Here reports become a part of the state, which must be one that is accepted at the next start. A look at
-            // all volumes costs little in so rare an order.
-            desired.check().map_err(NotDone::Inconsistent)?;
-            let over_quota = desired.over_quota().into_iter().map(|over| over.to_string());
-            return Ok(not_adopted.iter().map(ToString::to_string).chain(over_quota).collect());
-        }
+        Act::Adopt => return adopt(&mut edit, observed, draw),
         Act::Amend(_) | Act::Apply(_) => {}
         Act::Bind(_, host) => edit.bind(id()?, host)?,
         Act::Create(name, spec) => edit.create(draw(), name.clone(), (**spec).clone())?,

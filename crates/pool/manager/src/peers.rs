@@ -49,6 +49,8 @@ pub struct Reports {
 pub enum SendFailure {
     /// It may or may not have arrived.
     Lost,
+    /// The peer is slow, and its time for an answer is not over.
+    Pending,
     /// The peer has refused it.
     Refused {
         /// Why the peer has refused it, in one line.
@@ -60,6 +62,7 @@ impl fmt::Display for SendFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost => f.write_str("no answer; it is sent again if it is still due"),
+            Self::Pending => f.write_str("no answer yet; wait"),
             Self::Refused { why } => f.write_str(why),
         }
     }

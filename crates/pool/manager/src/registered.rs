@@ -263,6 +263,7 @@ impl Peers for Registered {
         let one = |outcome: Result<(), NotSent>| {
             outcome.map_err(|not| match not {
                 NotSent::Lost => SendFailure::Lost,
+                NotSent::Pending => SendFailure::Pending,
                 NotSent::Refused(refused) => SendFailure::Refused { why: refused.why },
             })
         };

@@ -25,14 +25,14 @@ use std::time::Instant;
 
 use aquifer_control::COMMANDS_MAX;
 use aquifer_fabric::{
-    Backlog, Command, Desired, Edit, End, Incarnation, Millis, Observed, Round, RunningCapacity, Step, Term, Topology,
-    Unrepaired, pass_over_ids_in_use, settle_some,
+    Backlog, Command, Desired, Edit, End, ExpiryClock, Incarnation, Jump, Millis, Observed, Round, RunningCapacity,
+    Step, Term, Topology, Unrepaired, pass_over_ids_in_use, settle_some,
 };
 
 use crate::manager_store::{Entry, ManagerStore};
 use crate::newest_reports::Unheard;
 use crate::order::Order;
-use crate::peers::Peers;
+use crate::peers::{Peers, SendFailure};
 use crate::snapshot::{Snapshot, StepCounts};
 use crate::tasks::{Tasks, volume_of};
 use crate::tenure::Tenure;
@@ -68,6 +68,9 @@ pub(crate) struct Writer {
     unheard: Unheard,
     /// How many donors and hosts had reported in the last round.
     heard: usize,
+    /// When this writer began, and the clock by which volumes expire.
+    begun: Instant,
+    expiry: ExpiryClock,
     /// What is left to do, and what is free, from round to round.
     backlog: Backlog,
     capacity: RunningCapacity,
@@ -110,6 +113,8 @@ impl Writer {
             claims: Claims::default(),
             unheard: Unheard::default(),
             heard: 0,
+            begun: Instant::now(),
+            expiry: ExpiryClock::default(),
             backlog: Backlog::default(),
             capacity: RunningCapacity::default(),
             due: Vec::new(),
@@ -124,6 +129,7 @@ impl Writer {
             steps: StepCounts::default(),
             silent_ms,
         };
+        writer.expiry.follow(now, 0);
         writer.hear_all(now)?;
         writer.desired = writer.store.reload()?;
         std::thread::sleep(writer.peers.command_time_max());
@@ -167,7 +173,8 @@ impl Writer {
         if std::mem::replace(&mut self.heard, heard) != heard {
             pass_over_ids_in_use(&mut desired, &self.observed);
         }
-        settle_some(&mut desired, &self.observed, now, self.changed_max);
+        let expire_by = self.time_to_expire_by(now);
+        settle_some(&mut desired, &self.observed, expire_by, self.changed_max);
         let mut entries = self.dropped(&desired);
         let settled = Draft { desired: desired.clone(), entries: entries.clone() };
         let (mut answers, mut operations) = (Vec::new(), Vec::new());
@@ -192,6 +199,23 @@ impl Writer {
         }
         self.answer(answers, now);
         self.act(&topology, now)
+    }
+
+    /// Returns the time by which volumes expire in this round, and says so if the clock has jumped.
+    fn time_to_expire_by(&mut self, now: Millis) -> Millis {
+        let monotonic_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (expire_by, jump) = self.expiry.follow(now, monotonic_ms);
+        if let Some(Jump { by_ms, grace_ms }) = jump {
+            let line = format!(
+                "the clock of this machine has jumped ahead by {} s: volumes expire by it only in {} min; set the clock \
+                 right, or extend the expiry times of volumes that are to stay",
+                by_ms / 1000,
+                grace_ms / 60_000
+            );
+            eprintln!("aquifer-fabricd: {line}");
+            self.shared.events.add(now, "ClockJumped", "Warning", line);
+        }
+        expire_by
     }
 
     /// Returns audit records of the volumes that a settled state no longer has.
@@ -232,11 +256,15 @@ impl Writer {
         let operations = begin_steps(&self.shared.telemetry, &mut commands);
         let outcomes = self.peers.send(&commands);
         end_steps(operations, &outcomes);
-        let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        let is_failure = |failure: &SendFailure| *failure != SendFailure::Pending;
+        let are_done = outcomes.iter().all(Result::is_ok);
+        let failed = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).filter(|one| is_failure(one)).count();
         self.shared.meters.count_steps(commands.len(), failed);
         for (command, outcome) in commands.iter().zip(outcomes) {
             self.steps.sent += 1;
-            if let Err(failure) = outcome {
+            if let Err(failure) = outcome
+                && is_failure(&failure)
+            {
                 self.steps.failed += 1;
                 let what = format!("{}: {failure}", command.step);
                 self.shared.events.add(now, "StepFailed", "Warning", what);
@@ -253,7 +281,7 @@ impl Writer {
         let is_ending = self.desired.volumes.ending().next().is_some();
         let is_busy = !round.steps.is_empty() || !round.waiting.is_empty() || is_ending || self.tasks.is_any_running();
         // A step that is repeated waits for something; one that is new may have made the next one possible.
-        let is_moving = !round.steps.is_empty() && round.steps != self.due && failed == 0;
+        let is_moving = !round.steps.is_empty() && round.steps != self.due && are_done;
         self.due.clone_from(&round.steps);
         self.causes.keep_unsettled(&self.desired, &round);
         self.publish(topology, round);

@@ -116,6 +116,7 @@ fn after_a_lost_state_the_pool_is_adopted() {
     pool.apply(&daemon, &empty);
     let adopted = daemon.ask("POST", ADOPT, &pool.token, "{}").expect("an answer");
     assert_eq!(adopted.status, 200, "{adopted:?}");
+    assert!(adopted.body.to_string().contains("volume db has no expiry time, labels"), "{adopted:?}");
     assert!(daemon.settle(&pool.token));
     let chunks = daemon.ask("GET", CHUNKS, &pool.token, "").expect("an answer").body;
     assert_eq!(chunks["Members"].as_array().map(Vec::len), Some(1), "{chunks}");

@@ -129,7 +129,7 @@ impl Controller {
         match self.registrar.send(&[command]).remove(0) {
             Ok(()) => Ok(()),
             Err(NotSent::Refused(refused)) => Err(refused.why),
-            Err(NotSent::Lost) => panic!("the command is lost"),
+            Err(NotSent::Lost | NotSent::Pending) => panic!("the command is lost"),
         }
     }
 

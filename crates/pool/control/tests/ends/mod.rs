@@ -44,6 +44,8 @@ pub struct Noted {
     /// Whether a command has begun, and whether commands may end.
     pub has_begun: Arc<AtomicBool>,
     pub may_end: Arc<AtomicBool>,
+    /// How long it takes for an answer.
+    pub delay: Duration,
 }
 
 impl Noted {
@@ -51,7 +53,8 @@ impl Noted {
         let gate = Gate::new(Incarnation(1), Term(0));
         let (queries, carried_out) = (Vec::new(), Vec::new());
         let (has_begun, may_end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, has_begun, may_end }))
+        let delay = Duration::ZERO;
+        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, has_begun, may_end, delay }))
     }
 }
 
@@ -59,6 +62,7 @@ impl End for Noted {
     fn report(&mut self, query: &Query) -> Result<Report, Deposed> {
         self.gate.report_to(query.term).map_err(|_| Deposed { seen: self.gate.term() })?;
         self.queries.push(query.clone());
+        std::thread::sleep(self.delay);
         let (incarnation, term) = (Incarnation(1), self.gate.term());
         Ok(match self.kind {
             Kind::Donor => Report::Donor(DonorReport { incarnation, term, ..DonorReport::default() }),
@@ -68,6 +72,7 @@ impl End for Noted {
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
         self.gate.admit(command).map_err(Refused::new)?;
+        std::thread::sleep(self.delay);
         self.has_begun.store(true, Ordering::Relaxed);
         wait_until("the command may end", || self.may_end.load(Ordering::Relaxed));
         self.carried_out.push(command.clone());

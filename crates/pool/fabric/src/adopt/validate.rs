@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{HostId, MemberId, SpanId, VolumeId};
-use crate::observed::{Observed, VolumeReport};
+use crate::observed::{LeaseState, Observed, VolumeReport};
+use crate::reconcile::MemberLease;
 use crate::volume::Source;
 
 /// The greatest valid member id in a report. Members are numbered from 1, so no real member has a greater one, and as
@@ -101,6 +102,19 @@ pub(super) fn check_view(
         return refuse(format!("more shards than redundancy {} has", view.redundancy));
     }
     Ok(())
+}
+
+/// Returns whether the source of a lease has said last that it has lent it to this host.
+pub(super) fn is_lent_to(volume: VolumeId, host: &HostId, lease: &MemberLease, observed: &Observed) -> bool {
+    match &lease.source {
+        Source::Slabs { donor } => {
+            let lent = observed.donors.get(donor).and_then(|report| report.lease(volume, lease.member));
+            lent.is_some_and(|lent| lent.host == *host && lent.state == LeaseState::Lent { token: lease.token })
+        }
+        Source::DynamicCapacity { .. } => borrower(volume, lease.member, &lease.source, observed) == Some(host),
+        // Its vPPB says it, which is checked for each LD.
+        Source::LogicalDevice { .. } => true,
+    }
 }
 
 /// Returns the host to which a source has lent a member, if it answers and says so.

@@ -151,6 +151,12 @@ impl Backlog {
 
     fn hosts_that_changed(&self, desired: &Desired, observed: &Observed, concerned: &mut Concerned) {
         let mut all: BTreeSet<HostId> = starts_that_changed(&self.desired.dead_hosts, &desired.dead_hosts);
+        // Donors may have lent to them what the desired state does not list.
+        if !all.is_empty() {
+            let leases = observed.donors.values().flat_map(|report| &report.leases);
+            let are_theirs = leases.filter(|(_, leases)| leases.values().any(|lease| all.contains(&lease.host)));
+            concerned.volumes.extend(are_theirs.map(|(id, _)| *id));
+        }
         for host in self.observed.hosts.differences(&observed.hosts) {
             let (old, new) = (self.observed.hosts.get(&host), observed.hosts.get(&host));
             match old.zip(new).filter(|(old, new)| is_same_host(old, new)) {

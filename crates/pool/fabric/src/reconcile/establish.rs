@@ -11,7 +11,7 @@ use super::progress::{AtSource, agent, at_source, has_left, is_dead};
 use super::{End, MemberLease, Reason, Round, States, Step, Waiting};
 use crate::desired::{Volume, Why};
 use crate::id::{HostId, Token, VolumeId};
-use crate::observed::{HostReport, MemberState, VolumeReport};
+use crate::observed::{HostReport, LeaseState, MemberState, VolumeReport};
 use crate::volume::{Member, Place, Source, Span};
 
 impl States<'_> {
@@ -97,7 +97,24 @@ impl States<'_> {
             self.observed.hosts.get(other).is_some_and(|report| report.volumes.contains_key(&id))
                 && !is_dead(self.desired, other)
         });
-        having.next().cloned()
+        having.next().cloned().or_else(|| self.other_borrower(id, volume, host))
+    }
+
+    /// Returns a host to which a donor has lent memory of the volume by a binding that the desired state does not list,
+    /// as after a restore of an older one. That host may have the volume, whether it has reported or not.
+    fn other_borrower(self, id: VolumeId, volume: &Volume, host: &HostId) -> Option<HostId> {
+        let donors = self.listings.of_volume(id).filter_map(|end| match end {
+            End::Donor(donor) => Some(donor),
+            _ => None,
+        });
+        let donors = donors.filter(|donor| !self.desired.retired_donors.contains_key(*donor));
+        let leases = donors.filter_map(|donor| self.observed.donors.get(donor)?.leases.get(&id)).flatten();
+        let mut lent = leases.filter(|(member, lease)| {
+            let is_lent = matches!(lease.state, LeaseState::Lent { .. });
+            let is_listed = volume.leaving.contains_key(member);
+            is_lent && !is_listed && lease.host != *host && !is_dead(self.desired, &lease.host)
+        });
+        lent.next().map(|(_, lease)| lease.host.clone())
     }
 }
 

@@ -139,7 +139,7 @@ pub enum Stray {
         /// The member that it was granted for.
         member: MemberId,
     },
-    /// A volume that programs can use.
+    /// A volume, or a part of one, that programs can use.
     Volume {
         /// The host whose agent presents it.
         host: HostId,
@@ -160,7 +160,9 @@ impl fmt::Display for Stray {
             Self::Lease { donor, volume, member } => {
                 write!(f, "donor {donor} lends {volume}/{member}, which is in no volume; adopt it")
             }
-            Self::Volume { host, volume } => write!(f, "host {host} has volume {volume}, which is not known; adopt it"),
+            Self::Volume { host, volume } => {
+                write!(f, "host {host} has volume {volume}, or a part of it, which is not known; adopt it")
+            }
         }
     }
 }

@@ -93,6 +93,13 @@ impl SimDonor {
         })
     }
 
+    /// Returns whether a command is not stale. A state that was restored lends a member again, while a release of its
+    /// earlier lease, by a manager of a smaller term, is still on its way.
+    pub fn heeds(&self, command: &Command) -> bool {
+        let mut gate = self.gate;
+        gate.admit(command).is_ok() || self.plant == Some(Plant::GateIsOpen)
+    }
+
     /// Carries a command out, if it is not stale.
     pub fn obey(&mut self, command: &Command, judge: &mut Judge) -> Result<(), String> {
         let before = self.gate.term();

@@ -64,6 +64,7 @@ impl World {
         let Step::Release { volume, member, .. } = command.step else { return Ok(()) };
         let donor = &self.donors[donor];
         if command.incarnation != donor.incarnation()
+            || !donor.heeds(command)
             || !donor.has_lent((volume, member))
             || !donor.is_on
             || donor.is_cut

@@ -8,6 +8,7 @@
 //! reports say. A [`Plant`] makes one part break its contract, to see that the judge finds it.
 
 pub mod agent;
+pub mod backup;
 pub mod device;
 pub mod donor;
 pub mod judge;
@@ -22,6 +23,7 @@ use aquifer_fabric::*;
 use aquifer_test_support::Random;
 
 use agent::SimAgent;
+use backup::Backup;
 use device::SimSwitch;
 use donor::SimDonor;
 use judge::Judge;
@@ -120,6 +122,10 @@ pub struct World {
     loses_state_at: Option<u64>,
     /// Whether the store has lost its state: from then on managers adopt what they find.
     pub has_lost_state: bool,
+    /// The backup of the store, in a history in which an older state is restored.
+    pub backup: Option<Backup>,
+    /// Whether an older state was restored: from then on operators adopt what they find.
+    pub is_restored: bool,
     /// Volumes that were adopted. They may exceed a quota.
     pub adopted: BTreeSet<VolumeId>,
     /// `true` with one donor and volumes without redundancy, all of which the donor has room for.
@@ -166,6 +172,8 @@ impl World {
             traces: false,
             loses_state_at: None,
             has_lost_state: false,
+            backup: None,
+            is_restored: false,
             adopted: BTreeSet::new(),
             has_one_donor: false,
             topology: Arc::new(topology),
@@ -199,6 +207,7 @@ impl World {
         if self.loses_state_at == Some(self.now) {
             self.lose_state();
         }
+        self.save_or_restore();
         self.deliver()?;
         for donor in self.donors.values_mut().filter(|donor| donor.is_on) {
             donor.tick();

@@ -43,6 +43,14 @@ pub fn topology() -> Topology {
     Topology::new(parts).expect("a consistent site")
 }
 
+/// Returns the same donors and hosts, without the switch and its devices.
+pub fn donors_and_hosts() -> Topology {
+    let mut parts = topology().parts().clone();
+    parts.switches.clear();
+    parts.devices.clear();
+    Topology::new(parts).expect("a consistent site")
+}
+
 /// Returns one donor and two hosts: what the donor has lost can go nowhere else.
 pub fn one_donor() -> Topology {
     let mut parts = Parts::default();

@@ -142,7 +142,9 @@ impl Writer {
     /// Reads the newest report of each donor, host and device that answers. Some do not answer this time.
     fn read_reports(&mut self, world: &mut World) {
         let now = world.now;
-        let late = |random: &mut Random, trouble: bool| trouble && random.one_in(4);
+        // A manager begins by hearing all ends that answer.
+        let hears_all = world.is_restored && self.observed.donors.is_empty() && self.observed.hosts.is_empty();
+        let late = |random: &mut Random, trouble: bool| trouble && !hears_all && random.one_in(4);
         for (name, donor) in &mut world.donors {
             let end = End::Donor(name.clone());
             if !donor.is_on || donor.is_cut {
@@ -197,7 +199,7 @@ impl Writer {
         let capacity = self.running.follow(&topology, desired, &self.observed);
         same_capacity(capacity, &counted)?;
         let mut edit = Edit { topology: &topology, desired, capacity };
-        if world.has_lost_state {
+        if world.adopts() {
             self.orders.push(Order::Adopt);
         }
         for order in std::mem::take(&mut self.orders) {
@@ -205,9 +207,9 @@ impl Writer {
             // A refusal needs no handling here; the check that follows shows that the state stays consistent.
             let _ = match order {
                 Order::Adopt => {
-                    let known: BTreeSet<VolumeId> = edit.desired.volumes.keys().copied().collect();
+                    let before = edit.desired.volumes.clone();
                     edit.adopt(&self.observed, || VolumeId(random.bits()));
-                    world.adopted.extend(edit.desired.volumes.keys().filter(|id| !known.contains(*id)));
+                    world.adopted.extend(before.differences(&edit.desired.volumes));
                     Ok(())
                 }
                 Order::Bind(volume, host) => edit.bind(volume, &host),

@@ -14,10 +14,11 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 31] = [
+const MESSAGES: [(&str, &str, &str, &str); 32] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
+    ("ClockJumped", "Warning", "The clock of the manager has jumped ahead.", "Set the clock right."),
     ("DeliveryFailed", "Warning", "A listener did not take events.", "Check it, then resume its subscription."),
     ("DeviceError", "Warning", "A device reports an error.", "Look at the device."),
     ("DeviceInserted", "OK", "A device was inserted.", "None."),

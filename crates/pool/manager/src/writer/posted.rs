@@ -39,7 +39,7 @@ pub(crate) struct Done {
     pub(crate) steps: Vec<String>,
     /// The same steps, with the names of volumes instead of their ids.
     pub(crate) named_steps: Vec<String>,
-    /// What could not be adopted, and zones that are above their quotas after an adoption.
+    /// What could not be adopted, zones that are above their quotas after an adoption, and what it has lost.
     pub(crate) remarks: Vec<String>,
     /// The version of the desired state after it.
     pub(crate) version: u64,

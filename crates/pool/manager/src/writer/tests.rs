@@ -309,6 +309,10 @@ fn what_a_liar_reports_is_not_adopted_and_the_next_manager_reads_the_state() {
     assert!(remarks.contains("host h1 reports of volume 0000000000000007 member 1 with the lease of member 99"));
     assert!(remarks.contains("donor d1 reports of volume 0000000000000009 a member number that is never given out"));
     assert_eq!(done.volumes, [VolumeId(8)], "{remarks}");
+    let lost = "volume adopted-0000000000000008 has no expiry time, labels or fixed donor now";
+    assert!(remarks.contains(lost), "{remarks}");
+    let again = order(&mut writer, Act::Adopt).expect("nothing is left to adopt");
+    assert!(!again.remarks.join("\n").contains("no expiry time"), "it was said once: {:?}", again.remarks);
     drop(writer);
     let (again, _) = start(&store, |_, _| ());
     assert_eq!(again.desired.volumes.keys().collect::<Vec<_>>(), [&VolumeId(8)]);

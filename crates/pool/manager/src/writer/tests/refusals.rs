@@ -150,6 +150,25 @@ fn volumes_whose_release_is_too_large_are_released_in_smaller_parts() {
     assert_eq!(released(&writer), writer.desired.volumes.len());
 }
 
+/// A clock that was set forward by a year released every volume that was to expire some day.
+#[test]
+fn volumes_do_not_expire_at_once_by_a_clock_that_jumps() {
+    let (mut writer, _) = start_refusing();
+    let Act::Create(name, mut spec) = create("v") else { panic!("it creates") };
+    spec.expires_at = Some(Millis(NOW.0 + DAY_MS));
+    order(&mut writer, Act::Create(name, spec)).expect("stored");
+    let at = |writer: &mut Writer, now| {
+        writer.round(Vec::new(), now).expect("it still leads");
+        let (kept, _) = writer.shared.events.follow(0);
+        let jumps = kept.iter().filter(|event| event.kind == "ClockJumped").count();
+        (writer.desired.volumes.values().filter(|volume| !volume.released).count(), jumps)
+    };
+    let later = Millis(NOW.0 + 365 * DAY_MS);
+    assert_eq!(at(&mut writer, later), (1, 1));
+    assert_eq!(at(&mut writer, later), (1, 1), "it is said once");
+    assert_eq!(at(&mut writer, NOW), (1, 1), "the clock is set right");
+}
+
 /// One large declaration made all orders of its round fail with "make smaller changes".
 #[test]
 fn only_an_order_that_is_too_large_alone_is_told_so() {
