@@ -4,13 +4,14 @@
 //! Carries requests to many ends at once, and waits for answers: for those of prompt ends within a limit, for those of
 //! slow ends not at all, so that one slow end does not delay what others are asked.
 //!
-//! An end is slow if its last answer took longer than [`PROMPT_MAX`], or if it let a round wait in vain. It is asked as
-//! often as the others, one request at a time. A report that comes when nobody waits for it any more is kept for the
-//! next query.
+//! An end is slow if its last answer took longer than [`PROMPT_MAX`], or if it let a round wait in vain. It is sent one
+//! request at a time, as all are. A report that comes when nobody waits for it any more is kept for the next query, which
+//! the end then does not get: it is free for the commands that follow from the report, which it would never be if each
+//! round sent it a query first.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,19 @@ pub(crate) struct Line {
     pub(crate) is_busy: AtomicBool,
     /// Whether nobody waits for its answers.
     is_slow: AtomicBool,
-    /// The newest answer that came too late for the query that led to it, and the term of that query.
-    late: Mutex<Option<(Term, Answer)>>,
+    /// How many lists of commands were handed over.
+    orders: AtomicU64,
+    /// The newest answer that came too late for the query that led to it.
+    late: Mutex<Option<Late>>,
+}
+
+/// An answer that nobody has waited for.
+struct Late {
+    /// The term of the query that led to it.
+    term: Term,
+    /// How many lists of commands had been handed over when the end was asked.
+    orders: u64,
+    answer: Answer,
 }
 
 impl Line {
@@ -43,11 +55,24 @@ impl Line {
         self.is_slow.store(time > PROMPT_MAX, Ordering::Relaxed);
     }
 
-    /// Keeps an answer to a query that nobody waits for. The outcomes of commands are found in the next report.
-    pub(crate) fn keep(&self, term: Term, answer: Answer) {
+    /// Returns how many lists of commands were handed over. It stays as it is while the line is busy.
+    pub(crate) fn orders(&self) -> u64 {
+        self.orders.load(Ordering::Relaxed)
+    }
+
+    /// Keeps an answer to a query that nobody waits for, which was made after so many lists of commands. The outcomes of
+    /// commands are found in the next report.
+    pub(crate) fn keep(&self, term: Term, orders: u64, answer: Answer) {
         if matches!(answer, Answer::Deposed(_) | Answer::Reported(_)) {
-            *lock(&self.late) = Some((term, answer));
+            *lock(&self.late) = Some(Late { term, orders, answer });
         }
+    }
+
+    /// Takes the late answer to a query of this term; but not one from before the latest commands, because a report
+    /// that does not show what they did would be taken for one that shows that they did nothing.
+    fn take_late(&self, term: Term) -> Option<Answer> {
+        let late = lock(&self.late).take()?;
+        (late.term == term && late.orders == self.orders()).then_some(late.answer)
     }
 }
 
@@ -77,13 +102,17 @@ impl Registrar {
                 continue;
             };
             if let Request::Query { term, .. } = request
-                && let Some((_, late)) = lock(&one.line.late).take_if(|(of, _)| *of == term)
+                && let Some(late) = one.line.take_late(term)
             {
-                asked.answers.push((id.clone(), late));
+                asked.answers.push((id, late));
+                continue;
             }
             let is_slow = one.line.is_slow.load(Ordering::Relaxed);
             // AcqRel pairs with the Release in `channel.rs`, after which the thread takes another job.
             if !one.line.is_busy.swap(true, Ordering::AcqRel) {
+                if matches!(request, Request::Commands(_)) {
+                    one.line.orders.fetch_add(1, Ordering::Relaxed);
+                }
                 one.due = begun + wait;
                 let job = Job { request, id: id.clone(), replies: replies.clone() };
                 if one.jobs.try_send(job).is_ok() && !is_slow {
@@ -127,5 +156,25 @@ impl Registrar {
         }
         asked.pending.remove(&id);
         asked.answers.push((id, answer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_answer_counts_only_if_no_command_has_followed_its_query() {
+        let line = Line::default();
+        let deposed = || Answer::Deposed(Term(9));
+        line.keep(Term(1), line.orders(), deposed());
+        assert!(matches!(line.take_late(Term(1)), Some(Answer::Deposed(Term(9)))));
+        assert!(line.take_late(Term(1)).is_none(), "it counts once");
+        line.keep(Term(1), line.orders(), deposed());
+        assert!(line.take_late(Term(2)).is_none(), "it is of another term");
+        let asked_after = line.orders();
+        line.orders.fetch_add(1, Ordering::Relaxed);
+        line.keep(Term(1), asked_after, deposed());
+        assert!(line.take_late(Term(1)).is_none(), "a command has followed");
     }
 }

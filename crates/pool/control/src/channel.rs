@@ -191,7 +191,7 @@ impl Channel<'_> {
                 self.renew()?;
                 continue;
             };
-            let (begun, term) = (Instant::now(), request.term());
+            let (begun, term, orders) = (Instant::now(), request.term(), self.line.orders());
             let answer = match request {
                 Request::Query { term, is_drained } => self.query(term, is_drained)?,
                 Request::Commands(commands) => self.command(commands)?,
@@ -204,7 +204,7 @@ impl Channel<'_> {
             if let (Some(term), Err(TrySendError::Disconnected((_, late)) | TrySendError::Full((_, late)))) =
                 (term, sent)
             {
-                self.line.keep(term, late);
+                self.line.keep(term, orders, late);
             }
             self.renew()?;
         }

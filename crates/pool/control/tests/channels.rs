@@ -114,7 +114,8 @@ fn a_slow_end_delays_nobody_and_is_heard_all_the_same() {
     assert!(took < delay * 5, "{took:?}: rounds wait for the slow end");
     // What it answers while nobody waits for it is heard in a later round, and it carries out what it is sent.
     wait_until("it is heard", || registrar.query(Term(1), &BTreeSet::new()).contains_key(&donor("d0")));
-    wait_until("it obeys", || {
+    wait_until("it obeys in rounds, each of which begins with a query", || {
+        let _ = registrar.query(Term(1), &BTreeSet::new());
         registrar.send(&[release("d0", 1, ROUNDS + 1)]);
         !slow.lock().expect("no panic").carried_out.is_empty()
     });
