@@ -21,7 +21,7 @@ impl Session {
         let shown = self.shared.shown.show(self.peer, segment, settings.programs_max);
         let _place = shown.map_err(Ending::Denied)?;
         // A program that is only shown takes no place from those that use volumes.
-        self.admitted = None;
+        drop(self.admitted.take());
         self.stream.set_read_timeout(None)?;
         while self.decoder.take::<Request>()?.is_none() {
             self.receive()?;
