@@ -148,8 +148,7 @@ mod tests {
         rustix::net::bind(&listener, &SocketAddrUnix::new(path.as_path()).unwrap()).unwrap();
         rustix::net::listen(&listener, 1).unwrap();
         let file = File::open("/dev/null").unwrap();
-        let mut showings: Vec<Showing> =
-            (0..8).map(|_| Showing::new(path.clone(), file.as_fd()).unwrap()).collect();
+        let mut showings: Vec<Showing> = (0..8).map(|_| Showing::new(path.clone(), file.as_fd()).unwrap()).collect();
         showings.iter_mut().for_each(|showing| showing.look(Instant::now()));
         let queued = showings.iter().filter(|showing| showing.link.is_some()).count();
         assert!((1..8).contains(&queued), "{queued}");

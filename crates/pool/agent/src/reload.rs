@@ -98,8 +98,19 @@ mod tests {
         let all = "host = 'b'\nsocket = '/s'\nstate = '/t'\nprograms_max = 3\nmetrics = '127.0.0.1:1'\nlabels = {rack = 'r'}\n\
                    [manager]\naddresses = ['m:2']\n[tenant]\ncert = '/c'\nkey = '/k'\nca = '/a'\n\
                    [donors.d]\naddress = 'd:1'\n[telemetry]\ncollector = 'http://127.0.0.1:4318'\n[cxl]\n";
-        let names =
-            ["host", "socket", "state", "programs_max", "metrics", "manager", "tenant", "donors", "telemetry", "labels", "cxl"];
+        let names = [
+            "host",
+            "socket",
+            "state",
+            "programs_max",
+            "metrics",
+            "manager",
+            "tenant",
+            "donors",
+            "telemetry",
+            "labels",
+            "cxl",
+        ];
         assert_eq!(changed(all), names);
         assert_eq!(changed("host = 'a'\n[manager]\naddresses = ['m:1', 'm:2']\n"), ["manager"]);
     }

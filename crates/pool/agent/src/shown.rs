@@ -87,7 +87,8 @@ impl ShownPrograms {
     /// died is bounded for all of them together.
     pub(crate) fn read(&self) -> Vec<(Snapshot, Option<String>)> {
         let timeout = SettleTime::default();
-        let read = |shown: &Shown| Some((aquifer_stats::read_in(shown.segment.as_fd(), &timeout).ok()?, shown.launcher));
+        let read =
+            |shown: &Shown| Some((aquifer_stats::read_in(shown.segment.as_fd(), &timeout).ok()?, shown.launcher));
         let mut snapshots: Vec<(Snapshot, Peer)> = self.lock().values().filter_map(read).collect();
         // Always in the same order, so that a process that two segments name is always that of the same one.
         snapshots.sort_by_key(|(_, launcher)| launcher.pid);

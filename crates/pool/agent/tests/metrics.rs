@@ -148,7 +148,8 @@ fn scrapers_that_stand_still_delay_neither_others_nor_programs() {
     let mut world = World::start(1, 8);
     let address = world.serve_metrics();
     world.present(Redundancy::None, vec![lease(0, 0, 0)]);
-    let silent: Vec<TcpStream> = (0..CROWD).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
+    let silent: Vec<TcpStream> =
+        (0..CROWD).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
     silent.iter().step_by(2).for_each(|mut stream| drop(stream.write_all(b"GET /met")));
     let deaf: Vec<TcpStream> = (0..CROWD / 4).map(|_| TcpStream::connect(address).expect("it takes it")).collect();
     for mut stream in &deaf {
