@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real Prometheus scrapes a whole pool: the manager, the donors, the agent of a host, and through the agent a program
-//! of `aquifer run` there. It takes every alert, and every query of the dashboard.
+//! A real Prometheus scrapes a whole pool: the manager, the donors, the agent of a host, and through the agent a
+//! program of `aquifer run` there. It takes every alert, and every query of the dashboard.
 
 use std::fs::File;
 use std::io::{Read, Write};

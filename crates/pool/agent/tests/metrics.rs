@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A real agent is scraped: it gives its own metrics and those of the programs whose launchers show it their statistics,
-//! in the form that Prometheus takes, and neither scrapers nor launchers that misbehave delay anybody.
+//! A real agent is scraped: it gives its own metrics and those of the programs whose launchers show it their
+//! statistics, in the form that Prometheus takes, and neither scrapers nor launchers that misbehave delay anybody.
 
 mod world;
 
