@@ -113,6 +113,7 @@ mod tests {
         showing.look(after(4));
         assert!(showing.link.is_none(), "it is too early");
         showing.look(after(5));
+        assert!(showing.link.is_some());
         let (agent, _) = listener.accept().unwrap();
         showing.look(after(6));
         assert!(showing.link.is_some(), "an agent that says nothing shows the statistics");
