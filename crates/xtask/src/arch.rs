@@ -104,9 +104,11 @@ const RINGS: &[Ring] = &[
                     "control",
                     "cxl-host",
                     "donor",
+                    "exporter",
                     "fabric",
                     "manager",
                     "nodes",
+                    "stats",
                     "sys",
                     "telemetry",
                     "test-support",
@@ -126,6 +128,7 @@ const RINGS: &[Ring] = &[
                 "cli",
                 &[
                     "agent-args",
+                    "agent-wire",
                     "bench-args",
                     "cache-args",
                     "config",
@@ -133,6 +136,7 @@ const RINGS: &[Ring] = &[
                     "core",
                     "cxl-host",
                     "donor",
+                    "exporter",
                     "fabric",
                     "fabric-args",
                     "fmapi-args",
@@ -148,6 +152,7 @@ const RINGS: &[Ring] = &[
             ),
             ("cxl-switchd", &["cxl-switch", "fmapi", "test-support"]),
             ("device-plugin", &["agent-wire"]),
+            ("exporter", &["agent-wire", "config"]),
             ("fabric-args", &["fabric"]),
             // The edges to manager, cxl-switchd, fmapi-client and qtest are for its tests only: they need a daemon and
             // switches.

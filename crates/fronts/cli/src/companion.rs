@@ -38,7 +38,8 @@ pub const FABRIC: Companion = Companion { name: "aquifer-fabric", target: "fabri
 /// Speaks to CXL switches; see `fmapi.rs`.
 pub const FMAPI: Companion = Companion { name: "aquifer-fmapi", target: "fmapi", code: ExitCode::CannotStart };
 /// Speaks HTTP with scrapers; see `exporter.rs`.
-pub const METRICS: Companion = Companion { name: "aquifer-metrics", target: "metrics", code: ExitCode::Failure };
+pub const METRICS: Companion =
+    Companion { name: aquifer_exporter::PROGRAM, target: "metrics", code: ExitCode::Failure };
 /// Verifies memory for hours; see `stress.rs`.
 pub const STRESS: Companion = Companion { name: "aquifer-stress", target: "stress", code: ExitCode::CannotStart };
 

@@ -14,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use aquifer_config::{LEDGER_NAME, LEDGER_WORDS};
+use aquifer_exporter::processes::{namespaced, pid_here};
 use aquifer_stats::{SEGMENT_NAME, SettleTime, Snapshot};
 use aquifer_sys::shared_segment::SharedSegment;
 use nix::libc;
@@ -71,29 +72,6 @@ impl Instance {
             Failure::new(ExitCode::Failure, cause, "run as the program's user, or as root")
         })
     }
-}
-
-/// Returns the number that a process has here and that has written `written`, its number in its own PID namespace: one
-/// of the `holders` of the segment, of whose numbers the innermost is that one. A program may have closed the segment;
-/// then `written` is its number if its launcher has no other namespace than this one. See pid_namespaces(7).
-fn pid_here(written: u32, holders: &[u32], numbers: impl Fn(u32) -> Vec<u32>) -> Option<u32> {
-    let is_writer = |holder: u32| numbers(holder).last() == Some(&written);
-    // Where there is one namespace only, no other process has to be looked at.
-    if holders.contains(&written) && is_writer(written) {
-        return Some(written);
-    }
-    let writer = holders.iter().copied().find(|holder| is_writer(*holder));
-    let is_one_of_us = || holders.iter().any(|holder| numbers(*holder).len() == 1);
-    writer.or_else(|| is_one_of_us().then_some(written))
-}
-
-/// Returns the numbers of a process, from this PID namespace to its own: `NSpid` in proc_pid_status(5). A process that
-/// has ended, and each process of a kernel without such namespaces, has only the number by which it is known.
-fn namespaced(pid: u32) -> Vec<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
-    let numbers: Vec<u32> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-    if numbers.is_empty() { vec![pid] } else { numbers }
 }
 
 /// Returns all instances that this user may inspect, oldest process first.
@@ -197,22 +175,6 @@ mod tests {
         assert_eq!(instance.holders, [std::process::id()]);
         assert!(of_process(std::process::id()).is_ok());
         drop(counters);
-    }
-
-    #[test]
-    fn a_program_has_the_number_that_it_has_here() {
-        let here = |pid: u32| vec![pid];
-        assert_eq!(pid_here(7, &[5, 7], here), Some(7));
-        assert_eq!(pid_here(7, &[5], here), Some(7), "it has closed the segment, and its launcher has not");
-        // A container, with a launcher and a program that have the numbers 6 and 7 there.
-        let container = |pid: u32| if pid < 100 { vec![pid] } else { vec![pid, pid - 94] };
-        assert_eq!(pid_here(7, &[100, 101], container), Some(101));
-        assert_eq!(pid_here(7, &[100], container), None, "another process has this number here");
-        // The launcher is outside of the container.
-        assert_eq!(pid_here(7, &[5, 101], container), Some(101));
-        assert_eq!(pid_here(7, &[7, 101], container), Some(7));
-        assert_eq!(namespaced(std::process::id()).first(), Some(&std::process::id()));
-        assert_eq!(namespaced(u32::MAX - 1), [u32::MAX - 1]);
     }
 
     #[test]

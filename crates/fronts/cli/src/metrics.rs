@@ -3,14 +3,14 @@
 
 //! `aquifer metrics`: serves the values of every program on this host to Prometheus.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::process;
 
+use aquifer_exporter::processes::unit_of;
 use aquifer_stats::{SettleTime, Snapshot, to_prometheus_of_units};
 
 use crate::exit::{Failure, say};
-use crate::exporter::Exporter;
+use crate::exporter;
 use crate::instances;
 
 /// Serve the statistics of running programs to Prometheus
@@ -31,9 +31,9 @@ pub struct MetricsArgs {
 
 /// Serves until a signal ends the process.
 pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
-    let exporter = Exporter::start(args.listen)?;
+    let exporter = exporter::start(args.listen)?;
     say(&format!("metrics of programs at http://{}/metrics", exporter.address()));
-    Err(exporter.supply(text))
+    Err(exporter::failed(&exporter.supply(text, |line| say(&line))))
 }
 
 /// Returns the text for one scrape. Skips programs that have just ended.
@@ -48,34 +48,4 @@ fn text() -> String {
         })
         .collect();
     to_prometheus_of_units(&of_units)
-}
-
-/// Returns the systemd unit of a process. See cgroups(7), and `Delegate=` in systemd.resource-control(5).
-fn unit_of(pid: u32) -> Option<String> {
-    unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
-}
-
-/// Returns the innermost service or scope in the process's cgroup path: from the line `0::PATH`, or from systemd's own
-/// hierarchy.
-fn unit_in(cgroup: &str) -> Option<String> {
-    let path = cgroup.lines().find_map(|line| {
-        line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, path)| path))
-    })?;
-    let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
-    path.split('/').rev().find(is_unit).map(str::to_owned)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_unit_is_the_innermost_one() {
-        let unit = |text: &str| unit_in(text);
-        assert_eq!(unit("0::/system.slice/aquifer@web.service\n").as_deref(), Some("aquifer@web.service"));
-        assert_eq!(unit("0::/system.slice/a.service/inner\n").as_deref(), Some("a.service"));
-        assert_eq!(unit("4:memory:/x\n1:name=systemd:/user.slice/b.scope\n").as_deref(), Some("b.scope"));
-        assert_eq!(unit("0::/\n"), None);
-        assert_eq!(unit(""), None);
-    }
 }

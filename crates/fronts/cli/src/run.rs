@@ -5,8 +5,9 @@
 //!
 //! Reading order: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the
 //! statistics segment, the environment, the child) → `supervise` (signals, waiting), in parallel with `unmanaged`
-//! (memory that escapes the budget) → `exit_report` (returns borrowed memory to its donors) → `report` (`--stats-json`,
-//! and messages). The pager itself is in the preload library, inside the child.
+//! (memory that escapes the budget) and `shown` (statistics for the agent's metrics) → `exit_report` (returns borrowed
+//! memory to its donors) → `report` (`--stats-json`, and messages). The pager itself is in the preload library, inside
+//! the child.
 
 mod args;
 mod budget_max;
@@ -20,6 +21,7 @@ pub mod preload;
 mod program;
 mod report;
 mod settings;
+mod shown;
 pub mod state_dir;
 mod supervise;
 mod unmanaged;
@@ -69,9 +71,13 @@ fn watched(
     let watched = unmanaged::Watched { name: &name, child, counters, ledger, strict: settings.strict };
     let state = unmanaged::State::default();
     let (started, mut fetch_watch) = (Instant::now(), fetch_bound::Watch::new(counters, name.to_string(), child));
+    let mut showing = shown::prepare(&settings.config.tiers, counters);
     let end = thread::scope(|scope| {
         let watch = unmanaged::Watch::start(scope, watched, &state);
         let end = supervise::wait(child, signals, || {
+            if let Some(showing) = &mut showing {
+                showing.look(Instant::now());
+            }
             if !settings.quiet
                 && let Some(line) = fetch_watch.look(started.elapsed())
             {

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
+use aquifer_test_support::complaints_about_metrics;
 use support::{aquifer, build, eventually, scratch};
 
 /// Kills its process on drop, and waits for it.
@@ -66,8 +67,7 @@ fn every_program_of_the_host_is_served() {
     let ours = format!("aquifer_faults_total{{pid=\"{}\",program=\"a \\\"program\\\"\"", std::process::id());
     assert!(text.lines().any(|line| line.starts_with(&ours) && line.ends_with(" 3")), "{text}");
     assert!(get(&address, "/").starts_with("HTTP/1.1 404"));
-    let Some(complaints) = promtool(text) else { return };
-    assert_eq!(complaints, "", "promtool check metrics");
+    assert_eq!(complaints_about_metrics(text), "", "promtool check metrics");
 }
 
 /// Returns the process that the exporter has started.
@@ -124,23 +124,6 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
          machine and a free port\n"
     );
     assert_eq!((output.status.code(), support::stderr(&output)), (Some(1), line));
-}
-
-/// Returns the output of `promtool check metrics`.
-fn promtool(text: &str) -> Option<String> {
-    let started = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut child) = started else {
-        aquifer_test_support::skip("there is no promtool (Debian's package prometheus)");
-        return None;
-    };
-    child.stdin.take().expect("piped").write_all(text.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    Some(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
 #[test]

@@ -78,8 +78,14 @@ pub struct Pool {
     /// The agents that run, by their hosts.
     agents: BTreeMap<String, Child>,
     donor_words: Vec<String>,
+    /// Whether manager and agents serve metrics.
+    is_scraped: bool,
     token: String,
 }
+
+/// The ports at which manager and agent serve metrics, on the address of the pool.
+const METRICS_OF_MANAGER: u16 = 9465;
+const METRICS_OF_AGENT: u16 = 9466;
 
 impl Pool {
     /// Starts a manager, donors with these arguments, and the agent of [`HOST`]; declares a pool of all donors, and
@@ -87,6 +93,14 @@ impl Pool {
     #[must_use]
     pub fn start(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
         Pool::start_with(name, &[], donors, donor_words, quota)
+    }
+
+    /// Like [`Pool::start`], and manager, agent and donors serve metrics.
+    #[must_use]
+    pub fn start_scraped(name: &str, donors: usize, donor_words: &[&str], quota: &str) -> Option<Pool> {
+        let metrics = format!("{}:0", own_address(name));
+        let words = [donor_words, &["--metrics", &metrics]].concat();
+        Pool::launch_all(name, &[], donors, &words, quota, true)
     }
 
     /// Like [`Pool::start`], with the agents of more hosts. All of them run on this machine.
@@ -97,6 +111,17 @@ impl Pool {
         donors: usize,
         donor_words: &[&str],
         quota: &str,
+    ) -> Option<Pool> {
+        Pool::launch_all(name, more_hosts, donors, donor_words, quota, false)
+    }
+
+    fn launch_all(
+        name: &str,
+        more_hosts: &[&str],
+        donors: usize,
+        donor_words: &[&str],
+        quota: &str,
+        is_scraped: bool,
     ) -> Option<Pool> {
         let directory = scratch(&format!("{name}-processes"));
         let pid = std::process::id();
@@ -121,6 +146,7 @@ impl Pool {
             hosts: [HOST].iter().chain(more_hosts).map(|host| (*host).to_owned()).collect(),
             agents: BTreeMap::new(),
             donor_words: donor_words.iter().map(|word| (*word).to_owned()).collect(),
+            is_scraped,
             token: String::new(),
         };
         pool.start_manager();
@@ -145,8 +171,9 @@ impl Pool {
 
     /// Starts a manager with the addresses and the state of the previous one.
     pub fn start_manager(&mut self) {
+        let metrics = self.metrics(METRICS_OF_MANAGER);
         let config = format!(
-            "state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\n\
+            "{metrics}state = {:?}\nlisten = \"{}\"\n[control]\nlisten = \"{}\"\n\
              certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
              donors = [\"dns:*.donors.example\"]\nhosts = [\"dns:*.hosts.example\"]\n[peers]\nkind = \"registered\"\n\
              [rounds]\nidle-ms = 50\nbusy-ms = 5\nsilent-seconds = 2\n",
@@ -161,9 +188,24 @@ impl Pool {
         let mut command = Command::new(binaries().join("aquifer-fabricd"));
         command.args(["--config", &self.file("fabricd.toml")]);
         let mut lines = Vec::new();
-        self.manager = Some(started(command, 2, &mut lines));
+        let count = if self.is_scraped { 3 } else { 2 };
+        self.manager = Some(started(command, count, &mut lines));
         self.rest = lines[0].rsplit('/').next().expect("an address").to_owned();
-        self.control = lines[1].rsplit(' ').next().expect("an address").to_owned();
+        self.control = lines[count - 1].rsplit(' ').next().expect("an address").to_owned();
+    }
+
+    /// The setting with which a process serves metrics at this port; empty if it serves none.
+    fn metrics(&self, port: u16) -> String {
+        if self.is_scraped { format!("metrics = \"{}:{port}\"\n", self.ip) } else { String::new() }
+    }
+
+    /// Where manager, agent and donors serve metrics, each with the name of its job.
+    #[must_use]
+    pub fn metrics_addresses(&self) -> Vec<(&'static str, String)> {
+        let ours = [("aquifer-fabricd", METRICS_OF_MANAGER), ("aquifer-agent", METRICS_OF_AGENT)];
+        let ours = ours.map(|(job, port)| (job, format!("{}:{port}", self.ip)));
+        let donors = self.donors.iter().map(|donor| ("aquifer-donor", word(&donor.said["metrics"])));
+        ours.into_iter().chain(donors).collect()
     }
 
     /// Kills the manager with SIGKILL.
@@ -290,8 +332,9 @@ impl Pool {
         let uid = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&self.directory).expect("it was just made"));
         for host in self.hosts.clone() {
             let files = if host == HOST { "host" } else { &host };
+            let metrics = self.metrics(METRICS_OF_AGENT);
             let mut text = format!(
-                "host = {host:?}\nsocket = {:?}\nstate = {:?}\n[manager]\naddresses = [{:?}]\n[tenant]\ncert = {:?}\n\
+                "{metrics}host = {host:?}\nsocket = {:?}\nstate = {:?}\n[manager]\naddresses = [{:?}]\n[tenant]\ncert = {:?}\n\
                  key = {:?}\nca = {:?}\n",
                 self.socket(&host),
                 self.file(&format!("agent-{host}")),

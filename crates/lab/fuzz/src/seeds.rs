@@ -321,11 +321,13 @@ pub fn agent_messages() -> Vec<Vec<u8>> {
         Request::Open { version: 1, volume: "db".into(), session: 7, holds: vec![3] },
         Request::Progress(vec![progress]),
         Request::List { version: 1 },
+        Request::Statistics { version: 1 },
         Request::Close,
     ];
     let volume = ListedVolume { name: "db".into(), id: "00000000000000a1".into(), slabs: 8, is_bound: true };
     let listing = Listing { files: None, volumes: vec![volume] };
-    let denials = [Denial::NotPermitted { uid: 1, gid: 2 }, Denial::Ambiguous { ids: vec!["00000000000000a1".into()] }];
+    let ids = vec!["00000000000000a1".into()];
+    let denials = [Denial::NotPermitted { uid: 1, gid: 2 }, Denial::Ambiguous { ids }, Denial::NoMetrics];
     let answers = [Answer::View(view), Answer::Listing(listing)].into_iter().chain(denials.map(Answer::Denied));
     let requests: Vec<Vec<u8>> = requests.iter().map(|request| encode(request).expect("it is short")).collect();
     let answers = answers.map(|answer| encode(&answer).expect("it is short"));

@@ -116,6 +116,7 @@ mod tests {
                 MemberProgress { member: 4, progress: Progress::Left },
             ]),
             Request::List { version: 1 },
+            Request::Statistics { version: 1 },
             Request::Close,
         ]
     }
@@ -228,5 +229,9 @@ mod tests {
         }
         assert_eq!(&encode(&Request::Close).unwrap()[HEAD_BYTES..], b"message = \"close\"\n");
         assert_eq!(&encode(&Request::List { version: 1 }).unwrap()[HEAD_BYTES..], b"[message.list]\nversion = 1\n");
+        let statistics = encode(&Request::Statistics { version: 1 }).unwrap();
+        assert_eq!(&statistics[HEAD_BYTES..], b"[message.statistics]\nversion = 1\n");
+        let denied = encode(&Answer::Denied(Denial::NoMetrics)).unwrap();
+        assert_eq!(&denied[HEAD_BYTES..], b"[message]\ndenied = \"no-metrics\"\n");
     }
 }

@@ -6,7 +6,8 @@
 //! A program opens a volume by its name ([`Request::Open`]) and gets a [`View`] of it: where its members are, and what
 //! to do with each. Whenever that changes, the agent sends the whole view again, so nothing depends on the messages
 //! before. The program reports what it has done ([`Request::Progress`]). A client that hands out volumes instead of
-//! using them asks for a list ([`Request::List`]). The agent is `crates/pool/agent`, and the program's side is
+//! using them asks for a list ([`Request::List`]). The launcher of a program shows the agent its statistics
+//! ([`Request::Statistics`]). The agent is `crates/pool/agent`, and the program's side is
 //! `crates/memory/tiers/src/pool.rs`.
 //!
 //! ```

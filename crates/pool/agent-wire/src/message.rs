@@ -60,6 +60,14 @@ pub enum Request {
     },
     /// What the program has done about the newest view.
     Progress(Vec<MemberProgress>),
+    /// Shows the statistics of a program for the agent's metrics: the descriptor of their segment comes with this
+    /// message (SCM_RIGHTS in unix(7)). Sent by the program's launcher. The only answer is a denial; otherwise the
+    /// statistics are shown for as long as the connection lasts. Such a connection neither opens nor uses a volume. An
+    /// agent of an older version denies it as malformed.
+    Statistics {
+        /// The [`VERSION`] that the launcher speaks.
+        version: u16,
+    },
 }
 
 /// What an agent answers, and what it sends when something changes.
@@ -93,6 +101,8 @@ pub enum Denial {
         /// What is wrong with it.
         why: String,
     },
+    /// The agent serves no metrics, so it needs no statistics.
+    NoMetrics,
     /// The volume is not bound to this host.
     NotBound {
         /// The name of the host.
@@ -133,6 +143,7 @@ impl fmt::Display for Denial {
             Self::Malformed { why } => {
                 write!(f, "the request is malformed ({why}); use the aquifer of the agent's version")
             }
+            Self::NoMetrics => f.write_str("the agent serves no metrics; set metrics in its file, and restart it"),
             Self::NotBound { host } => write!(
                 f,
                 "it is not bound to this host; bind it with 'aquifer fabric bind VOLUME {host}', or check its name with \
@@ -313,6 +324,7 @@ mod tests {
             (Denial::Ambiguous { ids: vec!["00000000000000a1".into()] }, "by its id instead: 00000000000000a1"),
             (Denial::Busy { programs: 9 }, "programs_max"),
             (Denial::Malformed { why: "x".into() }, "of the agent's version"),
+            (Denial::NoMetrics, "set metrics"),
             (Denial::NotBound { host: "h".into() }, "aquifer fabric bind"),
             (Denial::NotPermitted { uid: 1, gid: 2 }, "agent's file"),
             (Denial::NotRecorded { why: "disk full".into() }, "free space"),

@@ -22,12 +22,15 @@ use aquifer_telemetry::{Telemetry, TelemetryFailure};
 
 use crate::control_end::HostEnd;
 use crate::cxl::CxlThread;
-use crate::host_state::{HostState, Surroundings, host_of};
+use crate::host_state::{Figures, HostState, Surroundings, host_of};
+use crate::observer::Observer;
 use crate::permits::Permits;
 use crate::processes;
+use crate::refusals::Refusals;
 use crate::reload::Reloader;
 use crate::server::Server;
 use crate::settings::{DonorAddress, Settings};
+use crate::shown::ShownPrograms;
 use crate::state_file::StateFile;
 
 /// Why an agent cannot start: one line with the remedy.
@@ -94,6 +97,9 @@ pub(crate) struct Shared {
     donors: BTreeMap<DonorId, (String, String)>,
     state: Mutex<State>,
     sessions: Mutex<Vec<Weak<Wakeup>>>,
+    /// The programs whose statistics the metrics contain.
+    pub(crate) shown: Arc<ShownPrograms>,
+    pub(crate) refusals: Refusals,
 }
 
 struct State {
@@ -124,6 +130,12 @@ impl Shared {
             self.wake_sessions();
         }
         (outcome, stored)
+    }
+
+    /// Returns the numbers of the host state for metrics, and whether all of it is on disk.
+    pub(crate) fn figures(&self) -> (Figures, bool) {
+        let state = self.state();
+        (state.host_state.figures(), state.kept_of.is_some())
     }
 
     /// Returns who may open which volumes now.
@@ -185,7 +197,7 @@ pub struct Host {
     log: Arc<dyn Fn(&str) + Send + Sync>,
     server: Option<Server>,
     thread: Option<JoinHandle<()>>,
-    keeper: Option<Keeper>,
+    keeper: Option<Arc<Keeper>>,
     cxl: Option<CxlThread>,
 }
 
@@ -213,13 +225,22 @@ impl Host {
             Telemetry::start(settings.collector.as_ref(), "aquifer-agent", settings.host.as_str(), Arc::clone(&log));
         let telemetry = telemetry.map_err(|failure| AgentFailure::Telemetry { failure })?;
         let permits = Mutex::new(Arc::new(std::mem::take(&mut settings.volumes)));
-        let shared = Arc::new(Shared { settings, telemetry, permits, donors, state, sessions: Mutex::default() });
+        let shared = Arc::new(Shared {
+            settings,
+            telemetry,
+            permits,
+            donors,
+            state,
+            sessions: Mutex::default(),
+            shown: Arc::default(),
+            refusals: Refusals::default(),
+        });
         shared.change(|_| ()).1.map_err(|error| AgentFailure::State {
             why: format!("the state cannot be stored: {error}; free space in the state directory"),
         })?;
         let path = shared.settings.socket.clone();
         let server = Server::bind(&path).map_err(|source| AgentFailure::Socket { path, source })?;
-        let keeper = keep(&shared, &log)?;
+        let keeper = Arc::new(keep(&shared, &log)?);
         let cxl = shared.settings.cxl.clone().map(|settings| CxlThread::start(&shared, settings, &log));
         let cxl = cxl.transpose().map_err(|source| AgentFailure::Thread { source })?;
         let thread = std::thread::Builder::new().name("agent-server".into()).spawn({
@@ -233,6 +254,11 @@ impl Host {
     /// Returns a socket that ends the agent when anything is written to it or it is closed.
     pub fn ender(&self) -> io::Result<UnixStream> {
         self.server.as_ref().expect("it runs").ender()
+    }
+
+    /// Returns what writes the agent's metrics.
+    pub fn observer(&self) -> Observer {
+        Observer::new(Arc::clone(&self.shared), Arc::clone(self.keeper.as_ref().expect("it runs")))
     }
 
     /// Returns what takes a configuration that is read again.

@@ -15,6 +15,7 @@
 //! Next on the path: `session.rs` sends views to programs; `tiers/src/pool/follower.rs` receives them there.
 
 mod devices;
+mod figures;
 mod listing;
 mod opening;
 mod order;
@@ -34,6 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use devices::LeftDevice;
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
+pub(crate) use figures::Figures;
 pub(crate) use opening::{Opening, Refusal};
 use users::User;
 pub(crate) use users::{UserId, share_of};

@@ -14,6 +14,9 @@
 //! and goes offline, and `cxl.rs` has the kernel do it, so that a device is unbound only when this host has no memory
 //! of it.
 //!
+//! Metrics are the agent's own (`exposition.rs`, pure) and those of the programs whose launchers show it their
+//! statistics (`shown.rs`); `observer.rs` writes the text of a scrape.
+//!
 //! When an agent has ended, changes stop and programs go on: programs talk to donors themselves.
 //!
 //! ```
@@ -33,17 +36,23 @@
 
 mod control_end;
 mod cxl;
+mod exposition;
 mod host;
 mod host_state;
 mod named_files;
+mod observer;
 mod permits;
 mod processes;
+mod refusals;
 mod reload;
 mod server;
 mod session;
 mod settings;
+mod shown;
 mod state_file;
 
+pub use exposition::METRICS;
 pub use host::{AgentFailure, Host};
+pub use observer::Observer;
 pub use reload::Reloader;
 pub use settings::{CxlSettings, Settings, SettingsFailure};

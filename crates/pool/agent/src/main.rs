@@ -7,11 +7,14 @@
 //!
 //! Signals: SIGTERM and SIGINT end it; on SIGHUP it reads the configuration again, for the permits of volumes.
 //!
-//! The socket that is served is the one line on standard output.
+//! The socket that is served is the one line on standard output. With `metrics` in the configuration, the program
+//! `aquifer-metrics` beside this one is started, and serves scrapers; the agent supplies the texts.
 
 #![forbid(unsafe_code)]
 
+use std::env;
 use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +23,7 @@ use std::thread;
 
 use aquifer_agent::{Host, Reloader, Settings};
 use aquifer_agent_args::AgentArgs;
+use aquifer_exporter::{Exporter, PROGRAM};
 use aquifer_sys::small_file;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -91,7 +95,14 @@ fn serve(settings: Settings, config: PathBuf) -> Result<(), Box<dyn std::error::
     // Before programs are served: systemd sends the signal to an agent that is ready, and it would end the agent.
     let (requests, request) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(SIGHUP, request)?;
+    let exporter = settings.metrics.map(exporter).transpose()?;
     let host = Host::start(settings, Arc::new(log))?;
+    if let Some(exporter) = exporter {
+        log(&format!("metrics at http://{}/metrics", exporter.address()));
+        let observer = host.observer();
+        let supply = move || log(&exporter.supply(|| observer.metrics(), log).to_string());
+        thread::Builder::new().name("agent-metrics".into()).spawn(supply)?;
+    }
     for signal in [SIGINT, SIGTERM] {
         signal_hook::low_level::pipe::register(signal, host.ender()?)?;
     }
@@ -101,6 +112,20 @@ fn serve(settings: Settings, config: PathBuf) -> Result<(), Box<dyn std::error::
     let _ = writeln!(std::io::stdout(), "serving programs at {socket}");
     host.wait();
     Ok(())
+}
+
+/// Listens at an address for scrapers, and starts the program that serves them.
+fn exporter(address: SocketAddr) -> Result<Exporter, Box<dyn std::error::Error>> {
+    let program = env::current_exe()?.with_file_name(PROGRAM);
+    if !program.is_file() {
+        return Err(format!(
+            "the program {PROGRAM} is not at {}, and metrics is set; install it (in Debian's packages, aquifer-tools has \
+             it), or run 'make metrics' in the source tree",
+            program.display()
+        )
+        .into());
+    }
+    Ok(Exporter::start(program, address)?)
 }
 
 /// Reads the configuration again whenever that is requested.

@@ -59,6 +59,7 @@ fn changed(running: &Settings, read: &Settings) -> Vec<&'static str> {
         socket,
         state,
         programs_max,
+        metrics,
         managers,
         tenant,
         revocations,
@@ -73,6 +74,7 @@ fn changed(running: &Settings, read: &Settings) -> Vec<&'static str> {
         ("socket", *socket == read.socket),
         ("state", *state == read.state),
         ("programs_max", *programs_max == read.programs_max),
+        ("metrics", *metrics == read.metrics),
         ("manager", *managers == read.managers),
         ("tenant", *tenant == read.tenant && *revocations == read.revocations),
         ("donors", *donors == read.donors),
@@ -93,11 +95,22 @@ mod tests {
         let running: Settings = least.parse().unwrap();
         let changed = |text: &str| super::changed(&running, &text.parse().expect(text));
         assert_eq!(changed(&format!("{least}[[volume]]\nname = '*'\n")), [""; 0]);
-        let all = "host = 'b'\nsocket = '/s'\nstate = '/t'\nprograms_max = 3\nlabels = {rack = 'r'}\n\
+        let all = "host = 'b'\nsocket = '/s'\nstate = '/t'\nprograms_max = 3\nmetrics = '127.0.0.1:1'\nlabels = {rack = 'r'}\n\
                    [manager]\naddresses = ['m:2']\n[tenant]\ncert = '/c'\nkey = '/k'\nca = '/a'\n\
                    [donors.d]\naddress = 'd:1'\n[telemetry]\ncollector = 'http://127.0.0.1:4318'\n[cxl]\n";
-        let names =
-            ["host", "socket", "state", "programs_max", "manager", "tenant", "donors", "telemetry", "labels", "cxl"];
+        let names = [
+            "host",
+            "socket",
+            "state",
+            "programs_max",
+            "metrics",
+            "manager",
+            "tenant",
+            "donors",
+            "telemetry",
+            "labels",
+            "cxl",
+        ];
         assert_eq!(changed(all), names);
         assert_eq!(changed("host = 'a'\n[manager]\naddresses = ['m:1', 'm:2']\n"), ["manager"]);
     }

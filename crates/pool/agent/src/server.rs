@@ -124,13 +124,14 @@ impl Server {
         let Ok(PeerCredentials { pid, uid, gid }) = PeerCredentials::of(&stream) else { return };
         let max = shared.settings.programs_max;
         let Some(admitted) = Admitted::take(&self.served, uid, max) else {
-            let _ = deny(&stream, Denial::Busy { programs: max });
+            let denial = Denial::Busy { programs: max };
+            shared.refusals.count(&denial);
+            let _ = deny(&stream, denial);
             return;
         };
         let (shared, peer) = (Arc::clone(shared), Peer { uid, gid, pid });
         let spawned = thread::Builder::new().name("agent-session".into()).stack_size(STACK_BYTES).spawn(move || {
-            let _admitted = admitted;
-            Session::new(shared, peer, stream).serve();
+            Session::new(shared, peer, stream, admitted).serve();
         });
         // Without a thread, the connection ends, and the program tries again.
         drop(spawned);
@@ -152,7 +153,7 @@ pub(crate) fn deny(mut stream: &UnixStream, denial: Denial) -> io::Result<()> {
 }
 
 /// One program's place among those that are served.
-struct Admitted {
+pub(crate) struct Admitted {
     served: Served,
     uid: u32,
 }

@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 //! One program: it opens a volume, gets a view of it and every later one, and reports its progress. Or it asks for the
-//! volumes that its user may open (`session/listing.rs`).
+//! volumes that its user may open (`session/listing.rs`), or a launcher shows its program's statistics
+//! (`session/statistics.rs`).
 //!
 //! A program that sends something that is not a message, or that is too slow to send or to read, loses its connection,
 //! and nothing else.
@@ -10,10 +11,12 @@
 //! Threads: one for each program.
 
 mod listing;
+mod statistics;
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,11 +25,12 @@ use aquifer_agent_wire::{AMBIGUOUS_MAX, Answer, Decoder, Denial, NotAFrame, Requ
 use aquifer_fabric::VolumeId;
 use aquifer_sys::wakeup::{Wakeup, readable};
 use aquifer_telemetry::Side;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::host::Shared;
 use crate::host_state::{Opening, Refusal, UserId};
 use crate::processes::Process;
-use crate::server::deny;
+use crate::server::{Admitted, deny};
 
 /// How long a program has to open a volume.
 const OPEN_WAIT: Duration = Duration::from_secs(5);
@@ -52,6 +56,10 @@ pub(crate) struct Session {
     peer: Peer,
     stream: UnixStream,
     decoder: Decoder,
+    /// Its place among the programs that are served.
+    admitted: Option<Admitted>,
+    /// The descriptor that came with the first message, if one did.
+    given: Option<OwnedFd>,
     /// When the current second of messages began, and how many have come.
     second: (Instant, u32),
 }
@@ -85,19 +93,21 @@ impl From<NotAFrame> for Ending {
 }
 
 impl Session {
-    pub(crate) fn new(shared: Arc<Shared>, peer: Peer, stream: UnixStream) -> Session {
-        let second = (Instant::now(), 0);
-        Session { shared, peer, stream, decoder: Decoder::default(), second }
+    pub(crate) fn new(shared: Arc<Shared>, peer: Peer, stream: UnixStream, admitted: Admitted) -> Session {
+        let (decoder, second) = (Decoder::default(), (Instant::now(), 0));
+        Session { shared, peer, stream, decoder, admitted: Some(admitted), given: None, second }
     }
 
     /// Serves the program until it closes the volume, ends, or breaks the protocol.
     pub(crate) fn serve(mut self) {
         let ended = match self.first_request() {
             Ok(Request::List { version }) => self.list(version),
+            Ok(Request::Statistics { version }) => self.show(version),
             Ok(request) => self.use_volume(request),
             Err(ending) => Err(ending),
         };
         if let Err(Ending::Denied(denial)) = ended {
+            self.shared.refusals.count(&denial);
             let _ = deny(&self.stream, denial);
         }
     }
@@ -114,7 +124,7 @@ impl Session {
                 return Err(Ending::Lost);
             }
             self.stream.set_read_timeout(Some(left))?;
-            self.receive()?;
+            self.receive_first()?;
         }
     }
 
@@ -226,7 +236,7 @@ impl Session {
                         let _ = self.shared.change(|host_state| host_state.close(id));
                         return Ok(true);
                     }
-                    Request::List { .. } | Request::Open { .. } => {
+                    Request::List { .. } | Request::Open { .. } | Request::Statistics { .. } => {
                         let why = "a volume is open on this connection already".into();
                         return Err(Ending::Denied(Denial::Malformed { why }));
                     }
@@ -237,6 +247,27 @@ impl Session {
             }
             self.receive()?;
         }
+    }
+
+    /// Receives bytes of the first message, and the descriptor that comes with it. Further ones are closed.
+    fn receive_first(&mut self) -> Result<(), Ending> {
+        let mut bytes = [0; READ_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        let count = match rustix::net::recvmsg(&self.stream, into, &mut beside, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) if received.bytes == 0 => return Err(Ending::Lost),
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        for message in beside.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                descriptors.for_each(|descriptor| _ = self.given.get_or_insert(descriptor));
+            }
+        }
+        self.decoder.push(&bytes[..count]);
+        Ok(())
     }
 
     fn receive(&mut self) -> Result<(), Ending> {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -42,6 +43,8 @@ pub struct Settings {
     pub revocations: Option<PathBuf>,
     /// Where donors are, if not where the manager says.
     pub donors: BTreeMap<DonorId, DonorAddress>,
+    /// Where Prometheus gets the metrics, without TLS and without a password; nowhere by default.
+    pub metrics: Option<SocketAddr>,
     /// Where spans of what the agent does are sent; nowhere by default.
     pub collector: Option<Collector>,
     /// What the host is like, for placement and for people.
@@ -95,6 +98,7 @@ struct Raw {
     socket: Option<PathBuf>,
     state: Option<PathBuf>,
     programs_max: Option<usize>,
+    metrics: Option<SocketAddr>,
     manager: ManagerTable,
     tenant: Option<RawTenant>,
     #[serde(default)]
@@ -195,6 +199,7 @@ impl FromStr for Settings {
             socket,
             state,
             programs_max,
+            metrics: raw.metrics,
             managers: managers.collect::<Result<_, _>>()?,
             tenant,
             revocations,
@@ -239,6 +244,9 @@ mod tests {
         let settings: Settings = LEAST.parse().unwrap();
         assert_eq!((settings.programs_max, settings.tenant, settings.volumes), (256, None, Permits::default()));
         assert_eq!(settings.socket, PathBuf::from(SOCKET));
+        assert_eq!(settings.metrics, None);
+        let metrics = format!("metrics = '10.0.0.1:9466'\n{LEAST}").parse::<Settings>().unwrap().metrics;
+        assert_eq!(metrics, Some(([10, 0, 0, 1], 9466).into()));
         let tenant = format!("{LEAST}[tenant]\ncert='/c'\nkey='/k'\nca='/a'\n");
         let crl = |more: &str| format!("{tenant}{more}").parse::<Settings>().unwrap().revocations;
         assert_eq!((crl(""), crl("crl='/l'\n")), (None, Some("/l".into())));
@@ -266,6 +274,7 @@ mod tests {
             ("host = 'A'\n[manager]\naddresses=['m:1']\n", "use only a-z"),
             ("host = 'a'\nsocket='x'\n[manager]\naddresses=['m:1']\n", "absolute"),
             ("host = 'a'\nprograms_max=0\n[manager]\naddresses=['m:1']\n", "from 1 to 8192"),
+            ("host = 'a'\nmetrics='web:9466'\n[manager]\naddresses=['m:1']\n", "line 2: invalid socket address"),
             ("host = 'a'\ncolour='red'\n[manager]\naddresses=['m:1']\n", "line 2"),
             ("host = 'a'\n[manager]\naddresses=['m']\n", "m"),
             ("host = 'a'\n[manager]\naddresses=[]\n", "name each manager"),

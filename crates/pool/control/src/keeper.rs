@@ -109,9 +109,11 @@ pub enum ChannelStatus {
     Registered,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Place {
     status: ChannelStatus,
+    /// When the status became this one, or the keeper was started.
+    since: SystemTime,
     socket: Option<TcpStream>,
 }
 
@@ -162,7 +164,8 @@ impl Keeper {
             // A wrong path is reported at once. Each connection reads the files again, since certificates are renewed.
             files.load_kept(settings.service()).and_then(Credentials::for_end).map_err(NotStarted::Credentials)?;
         }
-        let state = State { places: (0..count).map(|_| Place::default()).collect(), is_over: false };
+        let place = |_| Place { status: ChannelStatus::Apart, since: SystemTime::now(), socket: None };
+        let state = State { places: (0..count).map(place).collect(), is_over: false };
         let shared = Arc::new(Shared { settings, log, state: Mutex::new(state), over: Condvar::new() });
         let keeper = Keeper { shared, threads: Mutex::default() };
         for number in 0..count {
@@ -177,6 +180,11 @@ impl Keeper {
     /// Returns how the channel to each manager stands, in the order of the settings.
     pub fn statuses(&self) -> Vec<ChannelStatus> {
         self.shared.state().places.iter().map(|place| place.status).collect()
+    }
+
+    /// Returns the same as [`statuses`](Self::statuses), each with the time since which it stands so.
+    pub fn channels(&self) -> Vec<(ChannelStatus, SystemTime)> {
+        self.shared.state().places.iter().map(|place| (place.status, place.since)).collect()
     }
 
     /// Ends all connections; they are established again. For tests of what a cut network does.
@@ -262,7 +270,9 @@ impl Channel<'_> {
             let _ = socket.shutdown(Shutdown::Both);
         }
         let place = &mut state.places[self.number];
-        place.status = status;
+        if place.status != status {
+            (place.status, place.since) = (status, SystemTime::now());
+        }
         if status == ChannelStatus::Apart {
             place.socket = socket;
         }

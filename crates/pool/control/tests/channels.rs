@@ -8,7 +8,7 @@ mod ends;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_control::{ChannelStatus, Entry, Kind, NotSent, Registrar, Report, Unheard};
 use aquifer_fabric::{DonorId, Term};
@@ -166,6 +166,26 @@ fn two_managers_and_the_one_with_the_smaller_term_is_deposed() {
     let refused = old.send(&[release("d1", 1, 9)]);
     assert!(matches!(&refused[0], Err(NotSent::Refused(why)) if why.why.contains("deposed")), "{refused:?}");
     assert_eq!(new.send(&[release("d1", 2, 1)]), [Ok(())]);
+}
+
+#[test]
+fn a_channel_stands_as_it_does_since_its_last_change() {
+    let (registrar, _) = registrar(plain());
+    let end = Noted::new(Kind::Donor);
+    let begun = SystemTime::now();
+    let (keeper, _) = keep(&end, "d1", &[registrar.address()], None);
+    report(&registrar, &donor("d1"), 1);
+    let [(ChannelStatus::Registered, since)] = keeper.channels()[..] else { panic!("{:?}", keeper.channels()) };
+    assert!(begun <= since);
+    report(&registrar, &donor("d1"), 1);
+    assert_eq!(keeper.channels(), [(ChannelStatus::Registered, since)]);
+    drop(registrar);
+    wait_until("the channel is lost", || keeper.channels()[0].0 == ChannelStatus::Apart);
+    let lost = keeper.channels();
+    assert!(lost[0].1 > since);
+    // Attempts that fail change nothing.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(keeper.channels(), lost);
 }
 
 #[test]

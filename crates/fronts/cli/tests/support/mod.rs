@@ -30,13 +30,7 @@ fn without_settings(mut command: Command) -> Command {
 /// Builds a program that the command starts and finds beside itself. Cargo builds only this package's own programs for
 /// these tests.
 pub fn build(package: &str) {
-    let command = Path::new(env!("CARGO_BIN_EXE_aquifer"));
-    let directory = command.parent().expect("it is in a directory");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--package", package, "--target-dir"]);
-    cargo.arg(directory.parent().expect("of a target directory"));
-    cargo.args(directory.ends_with("release").then_some("--release"));
-    assert!(cargo.status().is_ok_and(|status| status.success()), "{package} does not build");
+    aquifer_test_support::build_beside(Path::new(env!("CARGO_BIN_EXE_aquifer")), package);
 }
 
 /// Returns the command in its own directory, where a test can put other programs beside it. It is a hard link, because

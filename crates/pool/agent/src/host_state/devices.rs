@@ -46,7 +46,20 @@ enum Stage {
     Waiting,
 }
 
+/// The stages, as metrics name them.
+pub(super) const STAGES: [&str; 4] = ["attached", "detached", "lost", "waiting"];
+
 impl Attachment {
+    /// Returns the index of its stage in [`STAGES`].
+    pub(super) fn stage(&self) -> usize {
+        match self.stage {
+            Stage::Attached => 0,
+            Stage::Detached => 1,
+            Stage::Lost => 2,
+            Stage::Waiting => 3,
+        }
+    }
+
     /// Returns whether both are equally far, but for the bytes that are left.
     pub(super) fn is_as_far_as(&self, other: &Attachment) -> bool {
         self.stage == other.stage

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -159,6 +159,36 @@ impl World {
         BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
         assert!(line.starts_with("serving programs at "), "{line}");
         self.agent = Some(child);
+    }
+
+    /// Starts the agent again so that it serves metrics, and returns their address.
+    pub fn serve_metrics(&mut self) -> SocketAddr {
+        aquifer_test_support::build_beside(Path::new(env!("CARGO_BIN_EXE_aquifer-agentd")), "aquifer-metrics");
+        self.kill_agent();
+        let file = self.directory.join("agent.toml");
+        let settings = std::fs::read_to_string(&file).expect("the configuration");
+        std::fs::write(&file, format!("metrics = '127.0.0.1:0'\n{settings}")).expect("a file");
+        self.start_agent();
+        self.metrics()
+    }
+
+    /// Starts an agent that serves metrics again, and returns their new address.
+    pub fn serve_metrics_again(&mut self) -> SocketAddr {
+        self.kill_agent();
+        self.start_agent();
+        self.metrics()
+    }
+
+    fn metrics(&self) -> SocketAddr {
+        let said = self.said();
+        let line = said.lines().rev().find_map(|line| line.strip_prefix("aquifer agent: metrics at http://"));
+        let address = line.and_then(|line| line.strip_suffix("/metrics")).expect("it says where");
+        address.parse().expect("an address")
+    }
+
+    /// Returns what the agents of this world have said on standard error.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.log()).expect("a log")
     }
 
     /// Kills the agent, as kill -9 does.
