@@ -155,6 +155,7 @@ impl Site {
                 }
             }
             "Restore a backup" => {
+                self.wait_after_a_restart();
                 let late = ["create", "late", "--size", "1GiB", "--zone", "lab", "--class", "tcp"];
                 for words in [&late[..], &["bind", "late", "h1"], &["grow", "db", "12GiB"]] {
                     self.pool.fabric(words);
