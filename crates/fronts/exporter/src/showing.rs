@@ -5,8 +5,8 @@
 //!
 //! `aquifer run` holds the statistics segment for as long as its program lives. It passes a descriptor of the segment
 //! to the agent, with which the agent reads the numbers at each scrape: the agent may run as a user that cannot look
-//! into the program. Without an agent, or without metrics there, nothing happens, and the launcher tries again now and then:
-//! a program runs as well without being shown.
+//! into the program. Without an agent, or without metrics there, nothing happens, and the launcher tries again now and
+//! then: a program runs as well without being shown.
 //!
 //! Threads: the caller's. Nothing here waits: an agent that is stopped must not delay a signal for the program.
 
