@@ -5,9 +5,9 @@
 //! slow ends not at all, so that one slow end does not delay what others are asked.
 //!
 //! An end is slow if its last answer took longer than [`PROMPT_MAX`], or if it let a round wait in vain. It is sent one
-//! request at a time, as all are. A report that comes when nobody waits for it any more is kept for the next query, which
-//! the end then does not get: it is free for the commands that follow from the report, which it would never be if each
-//! round sent it a query first.
+//! request at a time, as all are. A report that comes when nobody waits for it any more is kept for the next query,
+//! which the end then does not get: it is free for the commands that follow from the report, which it would never be if
+//! each round sent it a query first.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -60,8 +60,8 @@ impl Line {
         self.orders.load(Ordering::Relaxed)
     }
 
-    /// Keeps an answer to a query that nobody waits for, which was made after so many lists of commands. The outcomes of
-    /// commands are found in the next report.
+    /// Keeps an answer to a query that nobody waits for, which was made after so many lists of commands. The outcomes
+    /// of commands are found in the next report.
     pub(crate) fn keep(&self, term: Term, orders: u64, answer: Answer) {
         if matches!(answer, Answer::Deposed(_) | Answer::Reported(_)) {
             *lock(&self.late) = Some(Late { term, orders, answer });
