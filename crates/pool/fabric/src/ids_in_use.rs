@@ -38,12 +38,13 @@ pub fn pass_over_ids_in_use(desired: &mut Desired, observed: &Observed) -> bool 
 }
 
 /// Returns the members in spans of volumes whose ids name leases of a host that does not have the volume by the desired
-/// state: it was bound to that host after the state was saved.
+/// state: it was bound to that host after the state was saved. What the volume's own host may have is left alone, so
+/// that no peer that lies takes it from there.
 fn ids_of_others(desired: &Desired, observed: &Observed) -> BTreeMap<VolumeId, BTreeSet<MemberId>> {
     let mut taken: BTreeMap<VolumeId, BTreeSet<MemberId>> = BTreeMap::new();
     let mut see = |id: VolumeId, host: &HostId, member: MemberId| {
         let volume = desired.volumes.get(&id).filter(|volume| volume.host.as_ref() != Some(host));
-        if volume.is_some_and(|volume| volume.member(member).is_some()) {
+        if volume.is_some_and(|volume| may_be_another(id, volume, member, observed)) {
             taken.entry(id).or_default().insert(member);
         }
     };
@@ -59,6 +60,18 @@ fn ids_of_others(desired: &Desired, observed: &Observed) -> BTreeMap<VolumeId, B
         }
     }
     taken
+}
+
+/// Returns whether a member in a volume's spans can get another id: the volume's host has reported, without it, and its
+/// donor does not lend it to that host.
+fn may_be_another(id: VolumeId, volume: &Volume, member: MemberId, observed: &Observed) -> bool {
+    let Some((_, listed)) = volume.member(member) else { return false };
+    let Some(host) = &volume.host else { return true };
+    let Some(report) = observed.hosts.get(host) else { return false };
+    let has_it = report.volumes.get(&id).is_some_and(|view| view.members.contains_key(&member));
+    let lease = listed.source.donor().and_then(|donor| observed.donors.get(donor)?.lease(id, member));
+    let is_lent = lease.is_some_and(|lease| lease.host == *host && lease.state != LeaseState::Released);
+    !has_it && !is_lent
 }
 
 /// Gives new ids to members that were never lent to the volume's host.
@@ -112,8 +125,9 @@ mod tests {
     use super::*;
     use crate::desired::Edit;
     use crate::example::{self, id};
-    use crate::observed::{HostReport, LeaseReport, LeaseState};
+    use crate::observed::{HostReport, LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
     use crate::placement::Capacity;
+    use crate::reconcile::MemberLease;
     use crate::{Bytes, LatencyClass, Token};
 
     const V: VolumeId = VolumeId(1);
@@ -175,5 +189,41 @@ mod tests {
         observed.donors.value_mut(&donor).expect("it is there").leases.insert(V, [(own, lease)].into());
         pass_over_ids_in_use(&mut desired, &observed);
         assert_eq!(member(&desired), own);
+    }
+
+    /// An agent that lists another host's members took their ids from that host, which then had to let them go.
+    #[test]
+    fn no_peer_that_lies_takes_a_member_from_the_host_that_has_it() {
+        let topology = example::racks(4);
+        let mut desired = example::desired(&topology);
+        let mut observed = example::observed(&topology);
+        let mut capacity = Capacity::new(&topology, &desired, &observed);
+        let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+        edit.create(V, id("v"), example::spec(1, LatencyClass::Tcp)).expect("there is room");
+        edit.bind(V, &id("h0")).expect("it is in the zone");
+        let (place, listed) =
+            desired.volumes[&V].places().next().map(|(place, member)| (place, member.clone())).expect("one");
+        let lease =
+            MemberLease { member: listed.id, place, source: listed.source, bytes: listed.bytes, token: Token(1) };
+        let view = || {
+            let report = MemberReport { lease: lease.clone(), state: MemberState::InSync };
+            VolumeReport { members: [(listed.id, report)].into(), ..VolumeReport::default() }
+        };
+        let present = |observed: &mut Observed, host: &str| {
+            observed.hosts.value_mut(&id(host)).expect("it reports").volumes.insert(V, view());
+        };
+        let of = |desired: &Desired| desired.volumes[&V].places().next().expect("one").1.id;
+        present(&mut observed, "h1");
+        let silent = observed.hosts.get(&id("h0")).cloned().expect("it reports");
+        observed.hosts.remove(&id("h0"));
+        pass_over_ids_in_use(&mut desired, &observed);
+        assert_eq!(of(&desired), listed.id, "its host has not reported, and may have it");
+        observed.hosts.insert(id("h0"), silent);
+        present(&mut observed, "h0");
+        pass_over_ids_in_use(&mut desired, &observed);
+        assert_eq!(of(&desired), listed.id, "its host has it");
+        observed.hosts.value_mut(&id("h0")).expect("it reports").volumes.remove(&V);
+        pass_over_ids_in_use(&mut desired, &observed);
+        assert!(of(&desired) > listed.id, "its host does not have it");
     }
 }
