@@ -178,7 +178,7 @@ impl Volume {
         taken.into_iter().map(|(source, bytes)| Choice { source: source.clone(), bytes }).collect()
     }
 
-    /// Returns a new member id.
+    /// Returns a new member id. Only for a copy that [`Desired::to_change`] has made, or a new volume.
     pub(crate) fn mint_member(&mut self) -> MemberId {
         let id = self.next_member;
         self.next_member = MemberId(id.0 + 1);
@@ -219,6 +219,10 @@ pub struct Desired {
     /// as given back without their confirmation.
     #[serde(default)]
     pub retired_donors: BTreeMap<DonorId, Incarnation>,
+    /// The least id of new members ([`Term::first_member`]). It is not stored: each manager sets it, since a stored one
+    /// would be out of date after a restore.
+    #[serde(skip)]
+    pub first_member: MemberId,
 }
 
 impl Default for Desired {
@@ -232,6 +236,7 @@ impl Default for Desired {
             draining: BTreeSet::new(),
             dead_hosts: BTreeMap::new(),
             retired_donors: BTreeMap::new(),
+            first_member: MemberId(0),
         }
     }
 }

@@ -6,16 +6,33 @@
 //!
 //! A member id names one lease of a volume for ever: an agent that has a member with the id takes no other, and a
 //! donor's lease with the id counts as known.
+//!
+//! Two things keep ids apart. New members of a known volume get ids that no earlier term has given out
+//! ([`Term::first_member`]), so that a donor that is down at the restore cannot have them. And what reports list is
+//! passed over, which also covers ids that managers without that rule have given out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::desired::{Desired, Volume};
-use crate::id::{HostId, MemberId, SpanId, VolumeId};
+use crate::id::{HostId, MemberId, SpanId, Term, VolumeId};
 use crate::observed::{LeaseState, Observed};
 
-/// How far above the next id of a volume an id may be that is in use. More members than any volume has had since its
-/// backup, and few enough that a peer that lies uses no ids up.
-const AHEAD_MAX: u64 = 1 << 32;
+/// The greatest first id of a term, which is reached in 2105. Tags of dynamic capacity have 32 bits for an id
+/// (`cxl-peers/src/tag.rs`).
+const FIRST_MAX: u64 = u32::MAX as u64 - (1 << 24);
+
+/// The greatest id that is passed over. A peer that lists a greater one lies: it uses no ids up.
+const PASSED_MAX: u64 = u32::MAX as u64 - (1 << 20);
+
+impl Term {
+    /// Returns the least id of members that a manager of this term adds to volumes that it has read from its store. The
+    /// store may be a restored one, which does not know what was given out since its backup. A term is at least the time
+    /// of the election in milliseconds since 1970, so its seconds are greater than any id of an earlier term: no volume
+    /// gets a new member each second. A clock that is wrong by a century does not use the ids up.
+    pub fn first_member(self) -> MemberId {
+        MemberId((self.0 / 1000).min(FIRST_MAX))
+    }
+}
 
 /// The greatest ids that reports list of one volume.
 #[derive(Default)]
@@ -30,8 +47,9 @@ struct Greatest {
 pub fn pass_over_ids_in_use(desired: &mut Desired, observed: &Observed) -> bool {
     let raised = raise_next_ids(desired, observed);
     let taken = ids_of_others(desired, observed);
+    let first = desired.first_member;
     for (id, members) in &taken {
-        desired.volumes.change(*id, |volume| renumber(volume, members));
+        desired.volumes.change(*id, |volume| renumber(volume, members, first));
     }
     desired.version += u64::from(raised || !taken.is_empty());
     raised || !taken.is_empty()
@@ -74,9 +92,9 @@ fn may_be_another(id: VolumeId, volume: &Volume, member: MemberId, observed: &Ob
     !has_it && !is_lent
 }
 
-/// Gives new ids to members that were never lent to the volume's host.
-fn renumber(volume: &mut Volume, members: &BTreeSet<MemberId>) {
-    let mut next = volume.next_member;
+/// Gives new ids, at least `first`, to members that were never lent to the volume's host.
+fn renumber(volume: &mut Volume, members: &BTreeSet<MemberId>, first: MemberId) {
+    let mut next = volume.next_member.max(first);
     for member in volume.spans.iter_mut().flat_map(|span| &mut span.members) {
         if members.contains(&member.id) {
             member.id = next;
@@ -90,8 +108,8 @@ fn raise_next_ids(desired: &mut Desired, observed: &Observed) -> bool {
     let mut greatest: BTreeMap<VolumeId, Greatest> = BTreeMap::new();
     let mut see = |id: VolumeId, member: MemberId, span: SpanId| {
         let Some(volume) = desired.volumes.get(&id) else { return };
-        let is_near = |next: u64, one: u64| one >= next && one - next < AHEAD_MAX;
-        let seen = (is_near(volume.next_member.0, member.0), is_near(volume.next_span.0.into(), span.0.into()));
+        let is_above = |next: u64, one: u64| (next..=PASSED_MAX).contains(&one);
+        let seen = (is_above(volume.next_member.0, member.0), is_above(volume.next_span.0.into(), span.0.into()));
         if seen.0 || seen.1 {
             let of_volume = greatest.entry(id).or_default();
             of_volume.member = of_volume.member.max(if seen.0 { member.0 } else { 0 });
@@ -133,6 +151,12 @@ mod tests {
     const V: VolumeId = VolumeId(1);
 
     #[test]
+    fn the_first_id_of_a_term_follows_the_clock_and_fits_a_tag() {
+        assert_eq!(Term(1_700_000_000_999).first_member(), MemberId(1_700_000_000));
+        assert!(Term(u64::MAX).first_member() < MemberId(PASSED_MAX));
+    }
+
+    #[test]
     fn a_restored_state_gives_out_no_id_that_an_end_has() {
         let topology = example::racks(4);
         let mut desired = example::desired(&topology);
@@ -149,10 +173,10 @@ mod tests {
         assert_eq!(desired.volumes[&V].next_member, MemberId(next.0 + 5));
         let donor = observed.donors.keys().next().expect("a donor").clone();
         let lent = LeaseReport { host, bytes: Bytes::gib(1), state: LeaseState::Lent { token: Token(1) } };
-        let leases = [(MemberId(next.0 + 9), lent.clone()), (MemberId(next.0 + AHEAD_MAX * 2), lent)];
+        let leases = [(MemberId(next.0 + 9), lent.clone()), (MemberId(PASSED_MAX + 1), lent)];
         observed.donors.value_mut(&donor).expect("it is there").leases.insert(V, leases.into());
         assert!(pass_over_ids_in_use(&mut desired, &observed));
-        assert_eq!(desired.volumes[&V].next_member, MemberId(next.0 + 10), "an id far above is a lie");
+        assert_eq!(desired.volumes[&V].next_member, MemberId(next.0 + 10), "so great an id is a lie");
         assert!(!pass_over_ids_in_use(&mut desired, &observed));
         desired.check().expect("a consistent state");
     }

@@ -304,12 +304,14 @@ fn a_volume_that_fills_the_only_donor_is_placed_there_again_after_a_restart() {
     world.writers[0].orders.push(Order::Create(volume, id("v"), Box::new(spec)));
     world.writers[0].orders.push(Order::Bind(volume, id("h0")));
     settle_down(&mut world);
+    let mut last = 0;
     for restarts in 1..=3 {
         world.donors.get_mut(&id("d0")).expect("the only one").restart_empty();
         settle_down(&mut world);
         assert_eq!(world.judge.broken, restarts, "programs get an error for the bytes that are lost");
         let members: Vec<u64> = world.agents[&id("h0")].volumes[&volume].members.keys().map(|one| one.0).collect();
-        assert_eq!(members, [restarts + 1], "a new member, which no earlier lease admits");
+        assert!(members.len() == 1 && members[0] > last, "a new member, which no earlier lease admits: {members:?}");
+        last = members[0];
         assert_eq!(world.store.desired.zone_bytes(&id("a")), Bytes::slabs(8));
     }
 }

@@ -132,6 +132,7 @@ impl Writer {
         writer.expiry.follow(now, 0);
         writer.hear_all(now)?;
         writer.desired = writer.store.reload()?;
+        writer.desired.first_member = writer.term.first_member();
         std::thread::sleep(writer.peers.command_time_max());
         writer.store_records(now)?;
         let topology = writer.peers.topology();

@@ -79,7 +79,7 @@ impl Edit<'_> {
         if !self.desired.zones.get(zone).is_some_and(|zone| zone.hosts.contains(host)) {
             return Err(Refusal::HostOutsideZone { host: host.clone(), zone: zone.clone() });
         }
-        let mut bound = volume.clone();
+        let mut bound = self.desired.to_change(id)?;
         let mut placed = Vec::new();
         if !volume.places().all(|(_, member)| self.reaches(host, &member.source)) {
             placed = self.place_again(&mut bound, host)?;
@@ -95,7 +95,7 @@ impl Edit<'_> {
 
     /// Unbinds a volume. Its members leave, and its placement stays reserved for the next binding.
     pub fn unbind(&mut self, id: VolumeId) -> Result<(), Refusal> {
-        let mut unbound = self.desired.wanted(id)?.clone();
+        let mut unbound = self.desired.to_change(id)?;
         if unbound.leave_host() {
             self.put(id, unbound, &[]);
         }
@@ -104,7 +104,7 @@ impl Edit<'_> {
 
     /// Releases a volume that no host has. It is dropped when none of its memory is lent any more.
     pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
-        let mut released = self.desired.wanted(id)?.clone();
+        let mut released = self.desired.to_change(id)?;
         if let Some(host) = released.host {
             return Err(Refusal::StillBound { volume: released.name, host });
         }
@@ -119,7 +119,7 @@ impl Edit<'_> {
         if size <= volume.spec.size {
             return Ok(());
         }
-        let mut grown = volume.clone();
+        let mut grown = self.desired.to_change(id)?;
         grown.spec.size = size;
         check_spec(&grown.spec)?;
         let missing = size.minus(volume.usable_bytes());
@@ -151,7 +151,7 @@ impl Edit<'_> {
         if size == Bytes::ZERO {
             return Err(Refusal::Size { size });
         }
-        let mut shrunk = volume.clone();
+        let mut shrunk = self.desired.to_change(id)?;
         shrunk.spec.size = size;
         while let Some(last) = shrunk.spans.last()
             && shrunk.usable_bytes().minus(shrunk.usable_bytes_of(last)) >= size
@@ -217,7 +217,7 @@ impl Edit<'_> {
             return Err(refusal);
         }
         self.capacity.retake_zone(&volume.spec.zone, chosen.bytes.min(old.bytes));
-        let mut changed = volume.clone();
+        let mut changed = self.desired.to_change(id)?;
         let new = changed.mint_member();
         let old =
             changed.swap(place, Member { id: new, source: chosen.source.clone(), bytes: chosen.bytes, vppb: None });
@@ -374,6 +374,14 @@ impl Desired {
         let volume = self.volumes.get(&id).filter(|volume| !volume.released);
         volume.ok_or_else(|| Refusal::UnknownVolume { volume: id.to_string() })
     }
+
+    /// Returns a copy of the volume with this id, unless it was released. New members of the copy get ids of this
+    /// manager's term.
+    fn to_change(&self, id: VolumeId) -> Result<Volume, Refusal> {
+        let mut volume = self.wanted(id)?.clone();
+        volume.next_member = volume.next_member.max(self.first_member);
+        Ok(volume)
+    }
 }
 
 impl Volume {
@@ -400,14 +408,17 @@ impl Volume {
         self.released = true;
     }
 
-    /// Cuts the slabs of the last span to what is asked for. No host has the volume.
+    /// Cuts the slabs of the last span to what is asked for. No host has the volume. What is cut gets a new id: after a
+    /// restore, a member of the earlier size may be lent under the old one.
     fn cut_last_span(&mut self) {
         let Some(last) = self.spans.last() else { return };
         let others = self.usable_bytes().minus(self.usable_bytes_of(last));
         let bytes = self.spec.redundancy.member_bytes(self.spec.size.minus(others));
         let last = self.spans.last_mut().expect("it was found");
-        for member in last.members.iter_mut().filter(|member| matches!(member.source, Source::Slabs { .. })) {
-            member.bytes = member.bytes.min(bytes);
+        let is_cut = |member: &&mut Member| matches!(member.source, Source::Slabs { .. }) && member.bytes > bytes;
+        for member in last.members.iter_mut().filter(is_cut) {
+            (member.id, member.bytes) = (self.next_member, bytes);
+            self.next_member = MemberId(member.id.0 + 1);
         }
     }
 

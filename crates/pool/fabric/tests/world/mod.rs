@@ -33,6 +33,8 @@ use writer::Writer;
 const TROUBLE_TICKS: u64 = 160;
 /// Ticks that are enough to settle when nothing fails any more.
 const CALM_TICKS: u64 = 400;
+/// Terms follow the clock. A tick is long enough for the members that a volume gets in it: see `Term::first_member`.
+const TERMS_PER_TICK: u64 = 100_000;
 /// How long a source may be silent before it is replaced.
 pub const TIMEOUT_MS: u64 = 25;
 
@@ -243,7 +245,7 @@ impl World {
     fn elect(&mut self) {
         let has_elected = self.writers.iter().any(|writer| writer.term == self.store.term);
         if !has_elected || (self.trouble && self.random.one_in(40)) {
-            self.store.term = Term(self.store.term.0 + 1);
+            self.store.term = Term((self.store.term.0 + 1).max(self.now * TERMS_PER_TICK));
             self.writers.push(Writer::new(self.store.term, self.store.desired.clone(), self.now));
         }
     }

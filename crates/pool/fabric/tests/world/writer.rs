@@ -46,6 +46,7 @@ pub struct Writer {
 
 impl Writer {
     pub fn new(term: Term, desired: Desired, now: u64) -> Writer {
+        let desired = Desired { first_member: term.first_member(), ..desired };
         Writer {
             term,
             has_crashed: false,

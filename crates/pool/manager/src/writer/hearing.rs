@@ -59,6 +59,7 @@ impl Writer {
         for _ in 0..ELECTIONS_MAX {
             let Some(seen) = merged.outrun_by.values().max().copied() else { return Ok(()) };
             self.term = self.store.take_term(seen)?;
+            self.desired.first_member = self.term.first_member();
             self.claims.follow(merged.outrun_by);
             self.sequences.clear();
             merged = self.ask(Asked::All, now)?;

@@ -6,7 +6,7 @@
 use super::*;
 use crate::desired::Corrupt;
 use crate::example::{desired, id, memory_box, observed, racks, spec};
-use crate::id::{Millis, Token};
+use crate::id::{Millis, Term, Token};
 use crate::observed::{HostReport, LeaseReport, LeaseState, MemberReport, MemberState, VolumeReport};
 use crate::reconcile::MemberLease;
 use crate::topology::LatencyClass;
@@ -151,6 +151,42 @@ fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
     edit(&topology, &mut desired, |edit| {
         edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp)).expect_err("not given back yet");
     });
+}
+
+/// A store that was restored does not know which ids were given out since its backup, and a donor that is down cannot
+/// say it.
+#[test]
+fn new_members_of_a_stored_volume_get_ids_that_no_earlier_term_has_given_out() {
+    let topology = racks(2);
+    let mut backup = desired(&topology);
+    edit(&topology, &mut backup, |edit| {
+        edit.create(V, id("v"), spec(4, LatencyClass::Tcp)).expect("there is room");
+        edit.bind(V, &id("h0")).expect("bound");
+    });
+    let changes: [fn(&mut Edit<'_>); 4] = [
+        |edit| edit.grow(V, Bytes::gib(8)).expect("there is room"),
+        |edit| edit.unbind(V).expect("unbound"),
+        |edit| {
+            let member = edit.desired.volumes[&V].places().next().expect("one").1.id;
+            edit.replace(V, member, Why::Replaced, &Observed::default()).expect("there is room elsewhere");
+        },
+        |edit| {
+            edit.unbind(V).expect("unbound");
+            edit.shrink(V, Bytes::gib(2)).expect("smaller");
+        },
+    ];
+    let ids = |desired: &Desired| desired.volumes[&V].places().map(|(_, member)| member.id).collect::<BTreeSet<_>>();
+    for change in changes {
+        let mut given = ids(&backup);
+        for term in [Term(1_700_000_000_000), Term(1_700_000_060_000)] {
+            let mut state = Desired { first_member: term.first_member(), ..backup.clone() };
+            edit(&topology, &mut state, change);
+            let new: BTreeSet<MemberId> = ids(&state).difference(&ids(&backup)).copied().collect();
+            assert!(!new.is_empty() && new.is_disjoint(&given), "{new:?} of {given:?}");
+            given.extend(new);
+            state.check().expect("a consistent state");
+        }
+    }
 }
 
 /// Returns the report of a host that has all members of a volume.
