@@ -300,8 +300,11 @@ fn judge_end(step: &Step, settings: &Settings, finished: &Finished, measured: &M
         ));
     }
     if let (Some(limit), true) = (step.limit_bytes, measured.oom_kills > 0) {
-        let what =
-            if step.contender.is_ours() { "the budget was exceeded" } else { "what must stay resident does not fit" };
+        // The kernel counts pages of files there, too, and cannot take those away that are just being read.
+        let what = match step.contender.is_ours() {
+            true => "the budget was exceeded, or files that were being read took the rest of the limit",
+            false => "what must stay resident does not fit",
+        };
         return Err(BenchFailure::trouble(
             format!("killed by the kernel at the limit of {}: {what}", format_size(limit)),
             "",
