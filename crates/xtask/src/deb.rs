@@ -78,6 +78,11 @@ fn packages(root: &Path, args: &DebArgs) -> Result<Vec<String>, String> {
             tree.display()
         ));
     }
+    if !tree.join("debian/tmp/usr/share/aquifer/console").is_dir() {
+        eprintln!(
+            "deb: aquifer-fabric is without the console, which was not built; run 'make console', then this again"
+        );
+    }
     fs::remove_dir_all(&tree).map_err(|error| format!("{}: {error}", tree.display()))?;
     let entries = fs::read_dir(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     let mut names: Vec<String> = entries.flatten().map(|entry| entry.path().display().to_string()).collect();
