@@ -12,6 +12,7 @@
 //! | no device                             | waits: [`CxlFailure::Absent`]      | is done                           |
 //! | several that could be the bound one   | refuses                            | refuses, or is done: none has its |
 //! |                                       |                                    | region                            |
+//! | several, all others of them known     | goes on: it is the remaining one   | goes on                           |
 //! | a device of another size              | refuses                            | is done: it is not the bound one  |
 //! | a half-made region, taken decoders    | frees them, and starts over        | frees them                        |
 //! | a region whose memory is not in use   | brings it online                   | destroys the region               |
@@ -37,6 +38,15 @@ use crate::memory::{Progress, Zone, blocks, offline, online, unmovable};
 /// With one device, nothing is interleaved, so the granularity does not matter; this is the smallest.
 const GRANULARITY_BYTES: u64 = 256;
 
+/// What tells a bound device from others with its serial number and size, as far as that is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The region that was created for it, or whose creation was started.
+    pub region: Option<String>,
+    /// The place where it was found: [`Memdev::pci_path`](crate::Memdev).
+    pub pci_path: Option<String>,
+}
+
 /// A device that was bound to this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
@@ -44,11 +54,13 @@ pub struct Bound {
     pub serial: u64,
     /// Its size.
     pub bytes: u64,
-    /// The region that was created for it, or whose creation was started.
-    pub region: Option<String>,
-    /// The regions of other devices with the same serial number and size that are bound to this host, or that the
-    /// manager has not unbound yet; `None` for each that has none. Only its region tells such a device from the others.
-    pub twins: Vec<Option<String>>,
+    /// Whether it is a logical device of an MLD: others may have its serial number, so that its place counts.
+    pub is_ld: bool,
+    /// What is known of it.
+    pub identity: Identity,
+    /// What is known of the other devices with the same serial number and size that are bound to this host, or that
+    /// the manager has not unbound yet.
+    pub twins: Vec<Identity>,
 }
 
 /// The form in which a device's memory is used.
@@ -82,28 +94,30 @@ pub struct Attached {
     pub node: Option<u32>,
 }
 
-/// Brings a bound device online as memory. `record` gets the region's name before the region is created, or before one
-/// that it has already is used.
+/// Brings a bound device online as memory. `record` gets what the device is known by from now on: the region's name,
+/// before the region is created or before one that it has already is used, and its place.
 pub fn attach(
     tree: &dyn Tree,
     bound: &Bound,
     (purpose, nodes): (Purpose, Nodes),
-    record: &mut dyn FnMut(&str) -> io::Result<()>,
+    record: &mut dyn FnMut(&Identity) -> io::Result<()>,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Attached, CxlFailure> {
     let listing = Listing::read(tree)?;
     let memdev = found_or_similar(&listing, bound)?;
     fits_what_was_bound(tree, memdev, bound)?;
+    let place = memdev.pci_path.as_ref().filter(|_| bound.is_ld).or(bound.identity.pci_path.as_ref());
+    let known_by = |region: &str| Identity { region: Some(region.to_owned()), pci_path: place.cloned() };
     let region = match region_of(&listing, memdev)?.filter(|region| region.is_enabled) {
         Some(region) => {
-            if bound.region.as_ref() != Some(&region.name) {
-                record(&region.name)
-                    .map_err(|source| CxlFailure::NotRecorded { region: region.name.clone(), source })?;
+            let seen = known_by(&region.name);
+            if bound.identity != seen {
+                record(&seen).map_err(|source| CxlFailure::NotRecorded { region: region.name.clone(), source })?;
             }
             region.clone()
         }
         None => {
-            clear(tree, Some(memdev), bound.region.as_deref())?;
+            clear(tree, Some(memdev), bound.identity.region.as_deref())?;
             let window = match nodes {
                 Nodes::Each => {
                     let is_free = |it: &&Window| it.takes_ram && it.regions.is_empty() && it.bytes >= bound.bytes;
@@ -113,7 +127,7 @@ pub fn attach(
             };
             let (memdevs, bytes) = (vec![memdev.name.clone()], Some(bound.bytes));
             let request = Request { memdevs, bytes, granularity_bytes: GRANULARITY_BYTES, window };
-            create_recorded(tree, &request, record)?
+            create_recorded(tree, &request, &mut |region: &str| record(&known_by(region)))?
         }
     };
     fits_the_host(tree, memdev, &region.name)?;
@@ -136,9 +150,9 @@ pub fn detach(
         Ok(memdev) => memdev,
         // The device was pulled out, or has not come yet: the kernel does not have its memory. A device of another size
         // is another logical device of the same one, and may be in use.
-        Err(CxlFailure::Absent { .. }) => return clear(tree, None, bound.region.as_deref()),
+        Err(CxlFailure::Absent { .. }) => return clear(tree, None, bound.identity.region.as_deref()),
         Err(CxlFailure::Alike { .. }) if !bound.twins.is_empty() && has_nothing_here(&listing, bound) => {
-            return clear(tree, None, bound.region.as_deref());
+            return clear(tree, None, bound.identity.region.as_deref());
         }
         Err(failure) => return Err(failure),
     };
@@ -150,43 +164,69 @@ pub fn detach(
         destroy(tree, &region.name, migrate, progress)?;
         now = Listing::read(tree)?;
     }
-    clear(tree, now.memdev(&memdev.name), bound.region.as_deref())
+    clear(tree, now.memdev(&memdev.name), bound.identity.region.as_deref())
 }
 
 /// Finds the bound device. The logical devices of one device share its serial number, and differ only in their sizes,
-/// if at all.
+/// if at all. One whose place is known is there or nowhere; another one is known once all that look like it are.
 fn found<'a>(listing: &'a Listing, bound: &Bound) -> Result<&'a Memdev, CxlFailure> {
-    let alike: Vec<&Memdev> = with_serial(listing, bound).filter(|memdev| bytes_of(memdev) == bound.bytes).collect();
-    let own = alike.iter().find(|memdev| bound.region.as_deref().is_some_and(|region| has_region(memdev, region)));
-    match (own, alike.as_slice()) {
-        (Some(memdev), _) => Ok(memdev),
-        (None, []) => Err(CxlFailure::Absent { serial: bound.serial }),
-        (None, [memdev]) if bound.twins.is_empty() => Ok(memdev),
-        (None, several) => {
-            let count = several.len().max(bound.twins.len() + 1);
+    let alike: Vec<&Memdev> = alike(listing, bound).collect();
+    if let Some(own) = alike.iter().find(|memdev| is_it(memdev, &bound.identity)) {
+        return Ok(own);
+    }
+    let is_elsewhere = bound.identity.pci_path.is_some() && alike.iter().all(|memdev| memdev.pci_path.is_some());
+    if alike.is_empty() || is_elsewhere {
+        return Err(CxlFailure::Absent { serial: bound.serial });
+    }
+    let is_known = |twin: &Identity| twin.pci_path.is_some() || alike.iter().any(|memdev| is_it(memdev, twin));
+    let are_known = bound.twins.iter().all(is_known);
+    let is_left = |memdev: &&&Memdev| !bound.twins.iter().any(|twin| is_it(memdev, twin));
+    let left: Vec<&Memdev> = alike.iter().filter(is_left).copied().collect();
+    match (are_known, left.as_slice()) {
+        (true, []) => Err(CxlFailure::Absent { serial: bound.serial }),
+        (true, [memdev]) => Ok(memdev),
+        _ => {
+            let count = alike.len().max(bound.twins.len() + 1);
             Err(CxlFailure::Alike { serial: bound.serial, count })
         }
     }
 }
 
+/// The devices that could be the bound one, by serial number and size.
+fn alike<'a>(listing: &'a Listing, bound: &Bound) -> impl Iterator<Item = &'a Memdev> {
+    let bytes = bound.bytes;
+    with_serial(listing, bound).filter(move |memdev| bytes_of(memdev) == bytes)
+}
+
+/// Whether a device is the one that is known by a place, or else by a region. A region's name is given again once the
+/// region is gone, a place is not while its device is bound.
+fn is_it(memdev: &Memdev, known: &Identity) -> bool {
+    match (&known.pci_path, &memdev.pci_path) {
+        (Some(known), Some(place)) => known == place,
+        _ => known.region.as_deref().is_some_and(|region| has_region(memdev, region)),
+    }
+}
+
 /// Whether each region on devices that could be the bound one belongs to another bound device.
 fn has_nothing_here(listing: &Listing, bound: &Bound) -> bool {
-    let alike = with_serial(listing, bound).filter(|memdev| bytes_of(memdev) == bound.bytes);
-    let mut regions = alike.flat_map(|memdev| &memdev.decoders).filter_map(|decoder| decoder.region.as_ref());
-    regions.all(|region| bound.twins.iter().flatten().any(|of_twin| of_twin == region))
+    let mut in_regions = alike(listing, bound).filter(|memdev| memdev.decoders.iter().any(|it| it.region.is_some()));
+    in_regions.all(|memdev| bound.twins.iter().any(|twin| is_it(memdev, twin)))
 }
 
 fn has_region(memdev: &Memdev, region: &str) -> bool {
     memdev.decoders.iter().any(|decoder| decoder.region.as_deref() == Some(region))
 }
 
-/// As [`found`]; but the only device with that serial number is returned whatever its size, so that the caller can say
-/// what differs.
+/// As [`found`]; but if no device has that serial number and size, the only one with the serial number is returned, so
+/// that the caller can say what differs.
 fn found_or_similar<'a>(listing: &'a Listing, bound: &Bound) -> Result<&'a Memdev, CxlFailure> {
     let here: Vec<&Memdev> = with_serial(listing, bound).collect();
+    let are_others = alike(listing, bound).next().is_none();
     match (found(listing, bound), here.as_slice()) {
-        (Err(CxlFailure::Absent { .. }), [memdev]) => Ok(memdev),
-        (Err(CxlFailure::Absent { serial }), [_, _, ..]) => Err(CxlFailure::Alike { serial, count: here.len() }),
+        (Err(CxlFailure::Absent { .. }), [memdev]) if are_others => Ok(memdev),
+        (Err(CxlFailure::Absent { serial }), [_, _, ..]) if are_others => {
+            Err(CxlFailure::Alike { serial, count: here.len() })
+        }
         (outcome, _) => outcome,
     }
 }

@@ -99,6 +99,7 @@ mod tests {
             serial: Some(number),
             ram_bytes: 256 << 20,
             pmem_bytes: 0,
+            pci_path: None,
             endpoint: Some(format!("endpoint{number}")),
             decoders: vec![decoder(&format!("decoder{number}.0"))],
         };

@@ -24,7 +24,7 @@ pub enum CxlFailure {
         /// Its serial number.
         serial: u64,
     },
-    /// Several devices have the serial number and the size that were bound.
+    /// Several devices have the serial number and the size that were bound, and it is not known which is which.
     Alike {
         /// The serial number.
         serial: u64,
@@ -212,8 +212,8 @@ impl fmt::Display for CxlFailure {
             }
             CxlFailure::Alike { serial, count } => write!(
                 f,
-                "{count} devices here have serial number {serial:#x} and the size that was bound; give logical devices \
-                 of one device different sizes, or bind one of them to each host"
+                "{count} devices here have serial number {serial:#x} and the size that was bound, and nothing tells \
+                 them apart; unbind the volume of one of them, and bind it again when the other is online"
             ),
             CxlFailure::Interleaved { region, memdev } => write!(
                 f,

@@ -31,7 +31,7 @@ mod listing;
 mod memory;
 pub mod model;
 
-pub use attach::{Attached, Bound, Nodes, Purpose, attach, detach};
+pub use attach::{Attached, Bound, Identity, Nodes, Purpose, attach, detach};
 pub use check::{Finding, check};
 pub use create::{Request, create};
 pub use destroy::destroy;

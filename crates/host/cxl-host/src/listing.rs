@@ -16,6 +16,8 @@ use serde::Serialize;
 use crate::failure::CxlFailure;
 
 pub(crate) const DEVICES: &str = "/sys/bus/cxl/devices";
+/// Maximum number of PCI devices from a memdev to its root port. A bus number has 8 bits; real ways have four.
+const BRIDGES_MAX: usize = 32;
 /// Maximum number of targets of a region. The specification allows 16.
 pub(crate) const WAYS_MAX: u64 = 16;
 
@@ -30,6 +32,11 @@ pub struct Memdev {
     pub ram_bytes: u64,
     /// Its persistent capacity.
     pub pmem_bytes: u64,
+    /// The way to its PCI device: the address of the root port, and the device and function numbers of each bridge and
+    /// of the device itself, such as `0000:0c:00.0/00.0/02.0/00.0`. The last bridge of a switch is a vPPB. Unlike an
+    /// address, it has no bus numbers that the kernel gives out as devices appear. `None` if it is no PCI device.
+    #[serde(skip)]
+    pub pci_path: Option<String>,
     /// Its endpoint, such as `endpoint3`; `None` until the kernel has found its way to a window.
     pub endpoint: Option<String>,
     /// The decoders of the endpoint.
@@ -240,9 +247,25 @@ fn memdev(tree: &dyn Tree, name: &str, endpoints: &[(String, String)]) -> Memdev
         serial: number("serial").ok(),
         ram_bytes: number("ram/size").unwrap_or(0),
         pmem_bytes: number("pmem/size").unwrap_or(0),
+        pci_path: pci_path(tree, name),
         decoders: decoders.collect(),
         endpoint,
     }
+}
+
+fn pci_path(tree: &dyn Tree, memdev: &str) -> Option<String> {
+    let mut path = Vec::new();
+    // Through the memdev's link, `..` is its PCI device, and then the bridges up to the root port.
+    let mut directory = format!("{DEVICES}/{memdev}");
+    for _ in 0..BRIDGES_MAX {
+        directory.push_str("/..");
+        let uevent = tree.text(&format!("{directory}/uevent")).unwrap_or_default();
+        let Some(address) = uevent.lines().find_map(|line| line.strip_prefix("PCI_SLOT_NAME=")) else { break };
+        path.push(address.to_owned());
+    }
+    let root = path.pop()?;
+    let numbers = path.iter().rev().map(|address| address.rsplit(':').next().unwrap_or(address));
+    Some(numbers.fold(root, |way, number| format!("{way}/{number}")))
 }
 
 fn decoder(tree: &dyn Tree, name: String) -> Decoder {

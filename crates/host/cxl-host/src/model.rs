@@ -127,13 +127,27 @@ impl KernelModel {
         model
     }
 
-    /// A memdev appears.
+    /// A memdev appears at the vPPB with its number.
     pub fn plug(&self, number: u64, serial: u64, bytes: u64) {
+        self.plug_at(number, number, serial, bytes);
+    }
+
+    /// A memdev appears at a vPPB.
+    pub fn plug_at(&self, vppb: u64, number: u64, serial: u64, bytes: u64) {
         let (memdev, endpoint) = (format!("mem{number}"), format!("endpoint{}", number + 3));
         self.set(&format!("{DEVICES}/{memdev}/serial"), &format!("{serial:#x}"));
         self.set(&format!("{DEVICES}/{memdev}/ram/size"), &format!("{bytes:#x}"));
         self.set(&format!("{DEVICES}/{memdev}/pmem/size"), "0x0");
         self.configs.borrow_mut().insert(format!("{DEVICES}/{memdev}/../config"), config_of(&[bytes]));
+        // The device, the vPPB, the upstream port and the root port. The kernel gives buses out as devices appear.
+        let bus = 0x10 + number;
+        for (above, address) in
+            [("..", format!("{bus:02x}:00.0")), ("../..", format!("0e:{vppb:02x}.0")), ("../../..", "0d:00.0".into())]
+        {
+            let uevent = format!("DRIVER=pcieport\nPCI_SLOT_NAME=0000:{address}");
+            self.set(&format!("{DEVICES}/{memdev}/{above}/uevent"), &uevent);
+        }
+        self.set(&format!("{DEVICES}/{memdev}/../../../../uevent"), "PCI_SLOT_NAME=0000:0c:00.0");
         self.links.borrow_mut().insert(format!("{DEVICES}/{endpoint}/uport"), memdev);
         for index in 0..2 {
             let decoder = format!("decoder{}.{index}", number + 3);

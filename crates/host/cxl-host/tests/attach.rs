@@ -10,30 +10,40 @@
 use std::collections::BTreeMap;
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, Failing, KernelModel as Model};
-use aquifer_cxl_host::{Attached, Bound, CxlFailure, Listing, Nodes, Purpose, attach, check, detach};
+use aquifer_cxl_host::{Attached, Bound, CxlFailure, Identity, Listing, Nodes, Purpose, attach, check, detach};
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::Mode;
 
 const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
 
 fn bound(serial: u64) -> Bound {
-    Bound { serial, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() }
+    Bound { serial, bytes: CAPACITY_BYTES, is_ld: false, identity: Identity::default(), twins: Vec::new() }
 }
 
-/// Attaches as an agent does, which records the name of the region.
+/// A logical device of the MLD with serial number 0x1001, with what is known of others.
+fn ld(twins: &[&Bound]) -> Bound {
+    Bound { is_ld: true, twins: twins.iter().map(|twin| twin.identity.clone()).collect(), ..bound(0x1001) }
+}
+
+/// The regions, by their decoders.
+fn targets(model: &Model) -> Vec<String> {
+    Listing::read(model).unwrap().regions.into_iter().flat_map(|region| region.targets).collect()
+}
+
+/// Attaches as an agent does, which records what the device is known by.
 fn attach_kept(model: &Model, it: &mut Bound, how: (Purpose, Nodes)) -> Result<Attached, CxlFailure> {
-    let mut kept = it.region.clone();
+    let mut kept = it.identity.clone();
     let outcome = attach(
         model,
         it,
         how,
-        &mut |name| {
-            kept = Some(name.to_owned());
+        &mut |identity| {
+            kept = identity.clone();
             Ok(())
         },
         &mut |_| (),
     );
-    it.region = kept;
+    it.identity = kept;
     outcome
 }
 
@@ -128,38 +138,98 @@ fn a_logical_device_that_is_not_here_does_not_take_another_one_with_it() {
     attach_kept(&model, &mut bound(0x1001), NODE).unwrap();
     let before = model.state();
     for region in [None, Some("region7".to_owned())] {
-        let other = Bound { bytes: CAPACITY_BYTES / 2, region, ..bound(0x1001) };
+        let identity = Identity { region, pci_path: None };
+        let other = Bound { bytes: CAPACITY_BYTES / 2, identity, ..bound(0x1001) };
         detach(&model, &other, true, &mut |_| ()).expect("it is not here, so nothing is to be done");
         assert_eq!(model.state(), before, "the other logical device stays in use");
     }
 }
 
-/// Two logical devices of one device with one size. Nothing but its region tells one from the other.
+/// Two logical devices of one device with one size. The first one is known, so the other one is the second.
 #[test]
-fn a_device_with_a_twin_is_known_by_its_region_alone() {
+fn a_device_with_a_twin_is_known_once_the_twin_is() {
     let model = Model::new(1);
-    let mut first = bound(0x1001);
+    let mut first = ld(&[]);
     attach_kept(&model, &mut first, NODE).unwrap();
-    let mut second = Bound { twins: vec![first.region.clone()], ..bound(0x1001) };
-    first.twins = vec![None];
-    let before = model.state();
-    let refused = |model: &Model, it: &mut Bound| {
-        let failure = attach_kept(model, it, NODE).unwrap_err();
-        assert!(matches!(failure, CxlFailure::Alike { count: 2, .. }), "{failure}");
-    };
-    refused(&model, &mut second);
+    assert_eq!(first.identity.pci_path.as_deref(), Some("0000:0c:00.0/00.0/00.0/00.0"));
+    let mut second = ld(&[&first]);
+    let absent = attach_kept(&model, &mut second, NODE).unwrap_err();
+    assert!(matches!(absent, CxlFailure::Absent { .. }), "{absent}");
+    detach(&model, &second, true, &mut |_| ()).expect("it is not here, so nothing is to be done");
+    assert_eq!(targets(&model), ["decoder3.0"], "the first one stays online");
     model.plug(2, 0x1001, CAPACITY_BYTES);
-    refused(&model, &mut second);
-    detach(&model, &second, true, &mut |_| ()).expect("it has no region, so nothing is to be done");
-    attach_kept(&model, &mut first, NODE).expect("the first one has its region");
-    model.pull(2);
-    assert_eq!(model.state(), before);
-    // Whose region it is was forgotten: none of the two may be taken offline.
-    let forgotten = Bound { twins: vec![None], ..bound(0x1001) };
-    let failure = detach(&model, &forgotten, true, &mut |_| ()).unwrap_err();
-    assert!(matches!(failure, CxlFailure::Alike { .. }) && model.state() == before, "{failure}");
+    attach_kept(&model, &mut second, NODE).unwrap();
+    assert_eq!(second.identity.pci_path.as_deref(), Some("0000:0c:00.0/00.0/02.0/00.0"));
+    assert_eq!(targets(&model), ["decoder3.0", "decoder5.0"]);
+    first.twins = vec![second.identity.clone()];
+    let writes = model.writes();
+    attach_kept(&model, &mut first, NODE).unwrap();
+    assert_eq!(model.writes(), writes, "it is online already");
     detach(&model, &first, true, &mut |_| ()).unwrap();
-    assert!(Listing::read(&model).unwrap().regions.is_empty());
+    assert_eq!(targets(&model), ["decoder5.0"], "each takes its own region with it");
+    detach(&model, &second, true, &mut |_| ()).unwrap();
+    assert_eq!(targets(&model), [""; 0]);
+}
+
+/// Whatever another device with the same looks does, one whose place is known is there or nowhere.
+#[test]
+fn a_logical_device_that_was_pulled_out_is_known_by_its_place() {
+    let model = Model::new(1);
+    let mut first = ld(&[]);
+    attach_kept(&model, &mut first, NODE).unwrap();
+    model.pull(0);
+    model.plug(3, 0x1001, CAPACITY_BYTES);
+    let absent = attach_kept(&model, &mut first, NODE).unwrap_err();
+    assert!(matches!(absent, CxlFailure::Absent { .. }), "the other one is not it: {absent}");
+    let mut second = ld(&[&first]);
+    attach_kept(&model, &mut second, NODE).unwrap();
+    // The kernel gives another number to the one that comes back, and another bus.
+    model.plug_at(0, 5, 0x1001, CAPACITY_BYTES);
+    first.twins = vec![second.identity.clone()];
+    attach_kept(&model, &mut first, NODE).unwrap();
+    let mut enabled = Listing::read(&model).unwrap().regions;
+    enabled.retain(|region| region.is_enabled);
+    let targets: Vec<&String> = enabled.iter().flat_map(|region| &region.targets).collect();
+    assert_eq!(targets, ["decoder6.0", "decoder8.0"]);
+}
+
+/// Two devices that look the same, of which none is known.
+#[test]
+fn devices_that_nothing_tells_apart_are_left_alone() {
+    let model = Model::new(1);
+    model.plug(2, 0x1001, CAPACITY_BYTES);
+    let before = model.state();
+    let unknown = ld(&[]);
+    for mut it in [ld(&[&unknown]), ld(&[])] {
+        let failure = attach_kept(&model, &mut it, NODE).unwrap_err();
+        assert!(matches!(failure, CxlFailure::Alike { count: 2, .. }), "{failure}");
+    }
+    detach(&model, &ld(&[&unknown]), true, &mut |_| ()).expect("none has a region, so nothing is to be done");
+    assert_eq!(model.state(), before);
+    // One is here already, and the other one may still be on its way.
+    model.pull(2);
+    let failure = attach_kept(&model, &mut ld(&[&unknown]), NODE).unwrap_err();
+    assert!(matches!(failure, CxlFailure::Alike { .. }), "{failure}");
+    // Whose region it is was forgotten: none of the two may be taken offline.
+    attach_kept(&model, &mut ld(&[]), NODE).unwrap();
+    let before = model.state();
+    let failure = detach(&model, &ld(&[&unknown]), true, &mut |_| ()).unwrap_err();
+    assert!(matches!(failure, CxlFailure::Alike { .. }) && model.state() == before, "{failure}");
+}
+
+/// An agent of an earlier version has recorded regions, and no places.
+#[test]
+fn a_device_that_is_known_by_its_region_alone_gets_its_place_recorded() {
+    let model = Model::new(1);
+    let mut first = ld(&[]);
+    attach_kept(&model, &mut first, NODE).unwrap();
+    let known = first.identity.clone();
+    first.identity.pci_path = None;
+    model.plug(2, 0x1001, CAPACITY_BYTES);
+    attach_kept(&model, &mut ld(&[&first]), NODE).expect("the region shows which one is the first");
+    first.twins = vec![Identity::default()];
+    attach_kept(&model, &mut first, NODE).unwrap();
+    assert_eq!(first.identity, known);
 }
 
 #[test]
@@ -169,7 +239,8 @@ fn a_region_that_is_there_already_is_recorded() {
     let made = attach_kept(&model, &mut it, NODE).unwrap();
     let mut again = bound(0x1001);
     assert_eq!(attach_kept(&model, &mut again, NODE).unwrap(), made);
-    assert_eq!(again.region.as_deref(), Some("region0"));
+    assert_eq!(again.identity.region.as_deref(), Some("region0"));
+    assert_eq!(again.identity.pci_path, None, "no other device has its serial number");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! device from its driver without asking, so the program's next access to its memory was SIGBUS.
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, KernelModel as Model};
-use aquifer_cxl_host::{Attached, Bound, CxlFailure, Holder, Listing, Nodes, Purpose, Zone};
+use aquifer_cxl_host::{Attached, Bound, CxlFailure, Holder, Identity, Listing, Nodes, Purpose, Zone};
 use aquifer_cxl_host::{attach, destroy, detach, online, users};
 use aquifer_nodes::Tree;
 use aquifer_nodes::dax::Mode;
@@ -17,7 +17,8 @@ const PID: u32 = 4711;
 const DEVICE: &str = "/dev/dax0.0";
 
 fn bound() -> Bound {
-    Bound { serial: 0x1001, bytes: CAPACITY_BYTES, region: Some("region0".into()), twins: Vec::new() }
+    let identity = Identity { region: Some("region0".into()), pci_path: None };
+    Bound { serial: 0x1001, bytes: CAPACITY_BYTES, is_ld: false, identity, twins: Vec::new() }
 }
 
 fn attach_for(model: &Model, purpose: Purpose) -> Result<Attached, CxlFailure> {

@@ -14,7 +14,7 @@ use std::io;
 use std::time::Duration;
 
 use aquifer_cxl_host::model::{CAPACITY_BYTES, KernelModel as Model};
-use aquifer_cxl_host::{Bound, CxlFailure, Listing, Nodes, Purpose, attach, detach};
+use aquifer_cxl_host::{Bound, CxlFailure, Identity, Listing, Nodes, Purpose, attach, detach};
 use aquifer_nodes::Tree;
 
 /// The kernel's files, of which one read fails as if all open files were used up.
@@ -79,14 +79,15 @@ const NODE: (Purpose, Nodes) = (Purpose::Node, Nodes::One);
 
 /// A host with two devices, and one of them, which is bound.
 fn bound() -> (Model, Bound) {
-    (Model::new(2), Bound { serial: 0x1000, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() })
+    let identity = Identity::default();
+    (Model::new(2), Bound { serial: 0x1000, bytes: CAPACITY_BYTES, is_ld: true, identity, twins: Vec::new() })
 }
 
 /// A host with two devices, one of which is online as memory.
 fn online() -> (Model, Bound) {
     let (model, mut it) = bound();
     let attached = attach(&model, &it, NODE, &mut |_| Ok(()), &mut |_| ()).unwrap();
-    it.region = Some(attached.region);
+    it.identity.region = Some(attached.region);
     (model, it)
 }
 
@@ -158,8 +159,7 @@ fn a_device_file_in_use_is_not_taken_because_its_user_could_not_be_read() {
 #[test]
 fn an_attach_can_be_repeated_after_any_read_that_failed() {
     let (whole, _) = online();
-    let model = Model::new(2);
-    let it = Bound { serial: 0x1000, bytes: CAPACITY_BYTES, region: None, twins: Vec::new() };
+    let (model, it) = bound();
     let counted = Unreadable::new(&model, usize::MAX);
     attach(&counted, &it, NODE, &mut |_| Ok(()), &mut |_| ()).unwrap();
     let reads = counted.reads.get();
@@ -170,14 +170,14 @@ fn an_attach_can_be_repeated_after_any_read_that_failed() {
     for failing in 0..reads {
         let model = Model::new(2);
         let (tree, mut it) = (Unreadable::new(&model, failing), it.clone());
-        let mut kept = None;
-        let mut record = |region: &str| {
-            kept = Some(region.to_owned());
+        let mut kept = Identity::default();
+        let mut record = |identity: &Identity| {
+            kept = identity.clone();
             Ok(())
         };
         let attached = attach(&tree, &it, NODE, &mut record, &mut |_| ());
         let path = tree.path.take();
-        it.region = kept;
+        it.identity = kept;
         if let Err(failure) = attached {
             assert!(!matches!(failure, CxlFailure::Absent { .. }), "{path}: {failure}");
             attach(&model, &it, NODE, &mut |_| Ok(()), &mut |_| ())

@@ -5,8 +5,8 @@
 //! before an unbind.
 //!
 //! Each turn starts from the kernel's state, so it does not matter where an earlier turn was interrupted. The agent
-//! records a region's name before it creates the region. It reports failures to the managers, and the next turn tries
-//! again.
+//! records a region's name, and the place of its device, before it creates the region. It reports failures to the
+//! managers, and the next turn tries again.
 //!
 //! Threads: one, which sleeps between turns. A turn can take minutes while the kernel migrates memory; the agent exits
 //! only after the turn.
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use aquifer_cxl_host::{Bound, CxlFailure, Nodes, Progress, attach, detach};
-use aquifer_fabric::{Bytes, MemberState};
+use aquifer_cxl_host::{Bound, CxlFailure, Identity, Nodes, Progress, attach, detach};
+use aquifer_fabric::{Bytes, MemberState, NO_LD};
 use aquifer_nodes::{Machine, Tree};
 use aquifer_sys::wakeup::Wakeup;
 
@@ -116,9 +116,10 @@ fn logged_part(host_state: &HostState, task: &DeviceTask) -> (Option<Discriminan
 
 fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial: u64, change: Change<'_>) -> Outcome {
     let mut twins = Vec::new();
-    // An earlier task of this turn may have created a region, so the tasks do not have the twins.
+    // An earlier task of this turn may have found its device, so the tasks do not have the twins.
     let _ = change(&mut |host_state| twins = host_state.twins(task));
-    let bound = Bound { serial, bytes: task.bytes, region: task.region.clone(), twins };
+    let is_ld = task.ld_id != NO_LD;
+    let bound = Bound { serial, bytes: task.bytes, is_ld, identity: task.identity.clone(), twins };
     let note = |outcome: Outcome| change(&mut |host_state| host_state.note(task, outcome.clone()));
     let mut noted = Instant::now();
     let mut progress = |progress: &Progress| {
@@ -132,7 +133,7 @@ fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial:
         Act::Attach => {
             let nodes = if task.has_own_node { Nodes::Each } else { settings.nodes };
             let how = (settings.purpose, nodes);
-            let mut record = |region: &str| note(Outcome::Makes(region.to_owned()));
+            let mut record = |identity: &Identity| note(Outcome::Makes(identity.clone()));
             attach(tree, &bound, how, &mut record, &mut progress).map(drop)
         }
         Act::Detach => detach(tree, &bound, settings.migrate, &mut progress),
@@ -140,7 +141,7 @@ fn carry_out(tree: &dyn Tree, settings: &CxlSettings, task: &DeviceTask, serial:
     match done {
         Ok(()) => Outcome::Done,
         Err(failure @ CxlFailure::Absent { .. }) => Outcome::Absent(failure.to_string()),
-        // None of the devices that look like it has its region.
+        // It is not known which of the devices that look like it is the bound one.
         Err(failure @ CxlFailure::Alike { .. }) if task.act == Act::Attach => Outcome::Absent(failure.to_string()),
         Err(failure) => Outcome::Hindered(failure.to_string()),
     }

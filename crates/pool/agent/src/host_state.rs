@@ -33,8 +33,8 @@ use aquifer_fabric::{
 };
 use serde::{Deserialize, Serialize};
 
-use devices::LeftDevice;
 pub(crate) use devices::{Act, Attachment, DeviceTask, Outcome};
+use devices::{EarlierPlace, LeftDevice};
 pub(crate) use figures::Figures;
 pub(crate) use opening::{Opening, Refusal};
 use users::User;
@@ -79,6 +79,9 @@ pub(crate) struct HostState {
     /// them yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     left_devices: Vec<LeftDevice>,
+    /// Where the devices of members were before the host was restarted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier_places: Vec<EarlierPlace>,
     users: Vec<User>,
     /// Where donors are, according to the manager.
     donors: BTreeMap<DonorId, Whereabouts>,
@@ -100,6 +103,7 @@ impl HostState {
             volumes: BTreeMap::new(),
             left: BTreeMap::new(),
             left_devices: Vec::new(),
+            earlier_places: Vec::new(),
             users: Vec::new(),
             donors: BTreeMap::new(),
             revision: 1,
@@ -112,13 +116,15 @@ impl HostState {
         self.takes_devices = true;
     }
 
-    /// Starts the host state with the agent. After a restart of the host, nothing is left of what it had.
+    /// Starts the host state with the agent. After a restart of the host, nothing is left of what it had, but bound
+    /// devices are where they were.
     pub(crate) fn start(&mut self, boot: &str) {
         if self.boot != boot {
             let fresh = HostState::new(boot);
             let incarnation = Incarnation(self.incarnation.0 + 1);
             let (term, donors) = (self.term, std::mem::take(&mut self.donors));
-            *self = HostState { incarnation, term, donors, takes_devices: self.takes_devices, ..fresh };
+            let (earlier_places, takes_devices) = (self.places(), self.takes_devices);
+            *self = HostState { incarnation, term, donors, earlier_places, takes_devices, ..fresh };
         }
     }
 
@@ -267,10 +273,11 @@ impl HostState {
         if let Some(held) = self.volumes.get_mut(&volume) {
             let report = held.report.members.remove(&member);
             let place = report.as_ref().map(|report| report.lease.place);
-            self.left_devices.extend(report.and_then(|report| LeftDevice::of(volume, &report.lease)));
+            let attachment = held.attachments.remove(&member);
+            let left = report.and_then(|report| LeftDevice::of(volume, &report.lease, attachment.as_ref()));
+            self.left_devices.extend(left);
             held.replaced.remove(&member);
             held.abandoned.remove(&member);
-            held.attachments.remove(&member);
             if let Some(place) = place {
                 held.keep_the_newest_at(place);
             }

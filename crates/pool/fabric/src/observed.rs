@@ -18,7 +18,7 @@ use crate::id::{
 };
 use crate::reconcile::MemberLease;
 use crate::shared_map::SharedMap;
-use crate::volume::{Place, Presentation, Redundancy};
+use crate::volume::{Place, Presentation, Redundancy, Source};
 
 /// Whether a donor, an agent or a switch answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +126,14 @@ pub struct MemberReport {
     pub state: MemberState,
 }
 
+impl MemberReport {
+    /// Returns whether this is an LD whose memory has not been online yet: nothing is lost with it.
+    pub fn is_coming_online(&self) -> bool {
+        let is_ld = matches!(self.lease.source, Source::LogicalDevice { .. });
+        is_ld && matches!(self.state, MemberState::Copying { .. })
+    }
+}
+
 /// A volume as its host's agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -157,7 +165,7 @@ impl VolumeReport {
     pub fn may_leave(&self, member: MemberId, why: Why) -> bool {
         let Some(leaving) = self.members.get(&member) else { return true };
         let place = leaving.lease.place;
-        if leaving.state == MemberState::Broken {
+        if leaving.state == MemberState::Broken || leaving.is_coming_online() {
             return true;
         }
         match why {

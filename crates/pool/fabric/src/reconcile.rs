@@ -10,6 +10,7 @@
 //! The life of a member: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source,
 //! wiped, dropped from the desired state (`settle.rs`), and forgotten by both ends.
 
+mod alike;
 mod backlog;
 mod establish;
 mod give_back;

@@ -75,6 +75,33 @@ fn volumes_of_the_only_donor_recover_whatever_it_has_lost() {
     assert!(only.is_some() || presented > histories && broken > histories / 10, "histories about nothing");
 }
 
+/// A host that has two LDs which look alike, and knows neither, can bring none of them online. A manager that waits for
+/// the one before it binds the other must never wait for ever.
+#[test]
+fn logical_devices_that_look_alike_are_bound_one_after_the_other() {
+    let only = variable("AQUIFER_FABRIC_SEED");
+    let histories = variable("AQUIFER_FABRIC_HISTORIES").unwrap_or(HISTORIES);
+    let seeds = only.map_or(0..histories, |seed| seed..seed + 1);
+    let (mut presented, mut held_back) = (0, 0);
+    let mut failed = Vec::new();
+    for seed in seeds {
+        let mut world = World::with_mlds(seed);
+        world.traces = only.is_some();
+        match world.run() {
+            Ok(world) => {
+                presented += world.judge.presented;
+                held_back += world.judge.held_back;
+            }
+            Err(what) => failed.push(format!(
+                "{what}\nrepeat with AQUIFER_FABRIC_SEED={seed} cargo test -p aquifer-fabric --test histories alike"
+            )),
+        }
+    }
+    assert!(failed.is_empty(), "{} histories failed:\n{}", failed.len(), failed[..failed.len().min(3)].join("\n"));
+    println!("{histories} histories: {presented} spans presented, {held_back} rounds in which an LD waited");
+    assert!(only.is_some() || presented > histories && held_back > histories, "histories about nothing");
+}
+
 /// An older state is restored, with donors down: it knows nothing of what was bound, moved, grown or released since.
 /// Restores have destroyed all copies of mirrored volumes, and given ids out again that hosts had.
 #[test]
@@ -128,6 +155,7 @@ fn planted_bugs_are_found() {
         Plant::DonorGrantsTwice,
         Plant::DropsWithoutConfirmation,
         Plant::GateIsOpen,
+        Plant::LdsAreNotAwaited,
         Plant::SilenceIsConsent,
     ] {
         found(plant);

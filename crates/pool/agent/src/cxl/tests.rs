@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use aquifer_cxl_host::model::{CAPACITY_BYTES, Failing, KernelModel};
 use aquifer_cxl_host::{Listing, Nodes, Purpose};
 use aquifer_fabric::{
-    Command, HostReport, Incarnation, LdId, MemberId, MemberLease, MemberState, Place, Presentation, Redundancy,
-    Source, SpanId, Step, Term, Token, VolumeId, Why,
+    Command, HostReport, LdId, MemberId, MemberLease, MemberState, Place, Presentation, Redundancy, Source, SpanId,
+    Step, Term, Token, VolumeId, Why,
 };
 
 use super::*;
@@ -36,6 +36,12 @@ fn lease(serial: u64) -> MemberLease {
         bytes: Bytes(CAPACITY_BYTES),
         token: Token(0),
     }
+}
+
+/// Returns a logical device of the MLD with serial number 0x1001, as a span by itself: member 1 for LD 1, and so on.
+fn ld_lease(ld_id: u16) -> MemberLease {
+    let source = Source::LogicalDevice { device: "s0.1001".parse().unwrap(), ld_id: LdId(ld_id) };
+    MemberLease { source, ..lease(0x1000 + u64::from(ld_id)) }
 }
 
 struct Bench {
@@ -66,8 +72,8 @@ impl Bench {
 
     fn order(&mut self, step: Step) -> Result<(), String> {
         self.sequence += 1;
-        let command =
-            Command { term: Term(1), sequence: self.sequence, incarnation: Incarnation(1), step, cause: None };
+        let incarnation = self.report().incarnation;
+        let command = Command { term: Term(1), sequence: self.sequence, incarnation, step, cause: None };
         let mut outcome = Ok(());
         self.change(&mut |host_state| outcome = host_state.carry_out(&command)).unwrap();
         outcome
@@ -115,10 +121,45 @@ impl Bench {
 
     /// Kills the agent and starts another one with the host state on disk.
     fn restart(&mut self) {
+        self.start("boot");
+    }
+
+    /// Restarts the host, which finds these devices.
+    fn restart_host(&mut self, kernel: KernelModel) {
+        self.kernel = kernel;
+        self.start("the next boot");
+    }
+
+    fn start(&mut self, boot: &str) {
         let mut host_state: HostState = serde_json::from_str(&self.stored.borrow()).unwrap();
-        host_state.start("boot");
+        host_state.start(boot);
         host_state.take_devices();
         self.host_state = RefCell::new(host_state);
+    }
+
+    /// Has a member that is on an LD of the MLD with serial number 0x1001.
+    fn join(&mut self, ld_id: u16) {
+        let members = vec![ld_lease(ld_id)];
+        self.order(Step::Join { host: "web-1".parse().unwrap(), volume: VOLUME, members }).unwrap();
+    }
+
+    fn present_lds(&mut self, lds: &[u16]) {
+        let members = lds.iter().map(|ld_id| ld_lease(*ld_id)).collect();
+        let (host, redundancy, presentation) = ("web-1".parse().unwrap(), Redundancy::None, Presentation::OneRange);
+        self.order(Step::Present { host, volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
+    }
+
+    fn forget(&mut self, serial: u64) {
+        let member = lease(serial).member;
+        self.order(Step::ForgetLeft { host: "web-1".parse().unwrap(), volume: VOLUME, member }).unwrap();
+    }
+
+    /// Returns the decoder that a member's region has.
+    fn decoder_of(&self, serial: u64) -> Option<String> {
+        let tasks = self.host_state.borrow().device_tasks();
+        let task = tasks.into_iter().find(|task| task.member == lease(serial).member)?;
+        let listing = Listing::read(&self.kernel).unwrap();
+        listing.region(&task.identity.region?)?.targets.first().cloned()
     }
 
     fn report(&self) -> HostReport {
@@ -294,51 +335,104 @@ fn a_device_that_takes_the_place_of_another_is_online_first() {
     assert_eq!(Listing::read(&bench.kernel).unwrap().regions.len(), 1);
 }
 
-/// Two logical devices of one device with one size: the host cannot tell which is which, so the second one waits until
-/// the manager has unbound the first. Taken for the other, it would be unbound under programs.
+/// Logical devices of one device with one size look the same. While all others are known, the one that is left is the
+/// new one. Taken for another one, it would be unbound under programs.
 #[test]
-fn logical_devices_of_one_size_come_online_one_after_the_other() {
-    let lease_of = |ld_id: u16| MemberLease {
-        source: Source::LogicalDevice { device: "s0.1001".parse().unwrap(), ld_id: LdId(ld_id) },
-        ..lease(0x1000 + u64::from(ld_id))
-    };
-    let host = || "web-1".parse().unwrap();
+fn logical_devices_of_one_size_come_online_and_keep_what_is_theirs() {
     let mut bench = Bench::new(KernelModel::new(1), settings());
-    let (redundancy, presentation) = (Redundancy::None, Presentation::OneRange);
-    let members = vec![lease_of(1)];
-    bench.order(Step::Present { host: host(), volume: VOLUME, name: None, redundancy, presentation, members }).unwrap();
+    bench.present_lds(&[1]);
     bench.turns();
-    bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![lease_of(2)] }).unwrap();
-    for is_plugged in [false, true] {
-        if is_plugged {
-            bench.kernel.plug(2, 0x1001, CAPACITY_BYTES);
-        }
-        bench.turns();
-        assert_eq!(bench.state(0x1001), Some(MemberState::InSync));
-        assert!(matches!(bench.state(0x1002), Some(MemberState::Copying { .. })));
-        assert!(bench.trouble(0x1002).contains("2 devices here"), "{}", bench.trouble(0x1002));
-    }
-    bench.leave(0x1001, Why::Shrunk);
+    bench.join(2);
+    bench.turns();
+    assert!(matches!(bench.state(0x1002), Some(MemberState::Copying { .. })));
+    assert!(bench.trouble(0x1002).contains("is not here"), "{}", bench.trouble(0x1002));
+    bench.kernel.plug(2, 0x1001, CAPACITY_BYTES);
     bench.turns();
     bench.restart();
+    bench.turns();
+    assert_eq!([0x1001, 0x1002].map(|serial| bench.state(serial)), [Some(MemberState::InSync); 2]);
+    let decoders = |bench: &Bench| [0x1001, 0x1002].map(|serial| bench.decoder_of(serial).unwrap_or_default());
+    assert_eq!(decoders(&bench), ["decoder3.0", "decoder5.0"]);
+    bench.leave(0x1001, Why::Shrunk);
+    bench.turns();
+    assert!(bench.has_left(0x1001));
+    assert_eq!(Listing::read(&bench.kernel).unwrap().regions.len(), 1);
+    assert_eq!(decoders(&bench), ["", "decoder5.0"], "the other one is still online");
+    // The first one is still here until the unbind, and is known. So the third one is not taken for it.
+    bench.join(3);
+    bench.turns();
+    assert!(bench.trouble(0x1003).contains("is not here"), "{}", bench.trouble(0x1003));
+    // The second one is pulled out, and comes back under another number.
+    bench.kernel.pull(2);
+    bench.kernel.plug(3, 0x1001, CAPACITY_BYTES);
+    bench.turns();
+    assert_eq!(
+        [0x1002, 0x1003].map(|serial| bench.state(serial)),
+        [Some(MemberState::Broken), Some(MemberState::InSync)]
+    );
+    bench.kernel.plug_at(2, 6, 0x1001, CAPACITY_BYTES);
+    bench.turns();
+    assert_eq!(bench.state(0x1002), Some(MemberState::InSync));
+    assert_eq!(bench.decoder_of(0x1002).as_deref(), Some("decoder9.0"));
+}
+
+/// Bound devices stay bound while their host is off: it finds several that look the same at once.
+#[test]
+fn after_a_restart_of_the_host_each_logical_device_is_where_it_was() {
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    bench.present_lds(&[1]);
+    bench.turns();
+    bench.join(2);
+    bench.kernel.plug(2, 0x1001, CAPACITY_BYTES);
+    bench.turns();
+    let kernel = KernelModel::new(0);
+    kernel.plug_at(2, 0, 0x1001, CAPACITY_BYTES);
+    kernel.plug_at(0, 1, 0x1001, CAPACITY_BYTES);
+    bench.restart_host(kernel);
+    assert!(bench.report().volumes.is_empty());
+    bench.present_lds(&[1, 2]);
+    bench.turns();
+    let decoders = [0x1001, 0x1002].map(|serial| bench.decoder_of(serial).unwrap_or_default());
+    assert_eq!(decoders, ["decoder4.0", "decoder3.0"]);
+}
+
+/// An agent that has lost its state, or a manager that binds both at once.
+#[test]
+fn logical_devices_that_nothing_tells_apart_wait_until_one_is_unbound() {
+    let mut bench = Bench::new(KernelModel::new(1), settings());
+    bench.kernel.plug(2, 0x1001, CAPACITY_BYTES);
+    bench.present_lds(&[1, 2]);
+    bench.turns();
+    for serial in [0x1001, 0x1002] {
+        assert!(matches!(bench.state(serial), Some(MemberState::Copying { .. })));
+        assert!(bench.trouble(serial).contains("nothing tells them apart; unbind"), "{}", bench.trouble(serial));
+    }
+    bench.leave(0x1001, Why::Shrunk);
     bench.turns();
     assert!(bench.has_left(0x1001));
     assert!(matches!(bench.state(0x1002), Some(MemberState::Copying { .. })), "both are here until the unbind");
     bench.kernel.pull(0);
-    bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: lease_of(1).member }).unwrap();
+    bench.forget(0x1001);
     bench.turns();
     assert_eq!(bench.state(0x1002), Some(MemberState::InSync));
-    // The device is pulled out, and another one of its size is bound: it is not taken for the lost one.
-    bench.kernel.pull(2);
-    bench.order(Step::Join { host: host(), volume: VOLUME, members: vec![lease_of(3)] }).unwrap();
-    bench.kernel.plug(3, 0x1001, CAPACITY_BYTES);
+}
+
+/// Its replacement may look like it, and could not come online before it has left.
+#[test]
+fn a_device_that_was_never_online_does_not_wait_for_its_replacement() {
+    let mut bench = Bench::new(KernelModel::new(0), settings());
+    bench.present_lds(&[1]);
     bench.turns();
-    assert_eq!(bench.state(0x1002), Some(MemberState::Broken));
-    bench.leave(0x1002, Why::Lost);
+    let new = MemberLease { place: ld_lease(1).place, ..ld_lease(2) };
+    bench.order(Step::Join { host: "web-1".parse().unwrap(), volume: VOLUME, members: vec![new] }).unwrap();
     bench.turns();
-    bench.order(Step::ForgetLeft { host: host(), volume: VOLUME, member: lease_of(2).member }).unwrap();
+    bench.leave(0x1001, Why::Replaced);
     bench.turns();
-    assert_eq!(bench.state(0x1003), Some(MemberState::InSync));
+    assert!(bench.has_left(0x1001));
+    bench.forget(0x1001);
+    bench.kernel.plug(1, 0x1001, CAPACITY_BYTES);
+    bench.turns();
+    assert_eq!(bench.state(0x1002), Some(MemberState::InSync));
 }
 
 #[test]

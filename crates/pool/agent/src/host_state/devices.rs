@@ -10,8 +10,9 @@
 use std::collections::BTreeMap;
 
 use aquifer_agent_wire::Order;
+use aquifer_cxl_host::Identity;
 use aquifer_fabric::{
-    Bytes, DeviceId, MemberId, MemberLease, MemberReport, MemberState, Presentation, Source, VolumeId,
+    Bytes, DeviceId, LdId, MemberId, MemberLease, MemberReport, MemberState, Presentation, Source, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,9 @@ use super::{Held, HostState};
 pub(crate) struct Attachment {
     /// The name of its region, recorded before the region is created.
     region: Option<String>,
+    /// The place of its device, if that is an LD, recorded with the region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pci_path: Option<String>,
     stage: Stage,
     /// The bytes that are not online yet, or not offline yet, once known.
     #[serde(skip)]
@@ -50,6 +54,16 @@ enum Stage {
 pub(super) const STAGES: [&str; 4] = ["attached", "detached", "lost", "waiting"];
 
 impl Attachment {
+    /// Creates the state of a member whose device was at this place when the host was last started.
+    pub(super) fn at(pci_path: Option<String>) -> Attachment {
+        Attachment { pci_path, ..Attachment::default() }
+    }
+
+    /// Returns what tells its device from others that look like it.
+    fn identity(&self) -> Identity {
+        Identity { region: self.region.clone(), pci_path: self.pci_path.clone() }
+    }
+
     /// Returns the index of its stage in [`STAGES`].
     pub(super) fn stage(&self) -> usize {
         match self.stage {
@@ -73,19 +87,35 @@ pub(super) struct LeftDevice {
     member: MemberId,
     device: DeviceId,
     bytes: Bytes,
+    /// Its place, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pci_path: Option<String>,
 }
 
 impl LeftDevice {
     /// Returns the device of a member; `None` if the member is at a donor.
-    pub(super) fn of(volume: VolumeId, lease: &MemberLease) -> Option<LeftDevice> {
+    pub(super) fn of(volume: VolumeId, lease: &MemberLease, attachment: Option<&Attachment>) -> Option<LeftDevice> {
         let Source::LogicalDevice { device, .. } = &lease.source else { return None };
-        Some(LeftDevice { volume, member: lease.member, device: device.clone(), bytes: lease.bytes })
+        let pci_path = attachment.and_then(|it| it.pci_path.clone());
+        Some(LeftDevice { volume, member: lease.member, device: device.clone(), bytes: lease.bytes, pci_path })
     }
 
     pub(super) fn is_of(&self, volume: VolumeId, member: MemberId) -> bool {
         (self.volume, self.member) == (volume, member)
     }
 }
+
+/// The place where the device of a member was before the host was restarted. The device is still bound there if the
+/// manager presents the member again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct EarlierPlace {
+    volume: VolumeId,
+    member: MemberId,
+    pci_path: String,
+}
+
+/// Maximum number of places that are remembered. A choice: more than the devices of a host.
+const EARLIER_PLACES_MAX: usize = 1024;
 
 /// What to do for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +130,10 @@ pub(crate) struct DeviceTask {
     pub(crate) volume: VolumeId,
     pub(crate) member: MemberId,
     pub(crate) device: DeviceId,
+    pub(crate) ld_id: LdId,
     pub(crate) bytes: u64,
-    pub(crate) region: Option<String>,
+    /// What tells its device from others that look like it.
+    pub(crate) identity: Identity,
     pub(crate) act: Act,
     /// Whether the volume asks for a node of its own for each device, whatever the agent is set to.
     pub(crate) has_own_node: bool,
@@ -116,8 +148,8 @@ pub(crate) enum Outcome {
     Done,
     /// The task failed; it is tried again.
     Hindered(String),
-    /// A region of this name is about to be created.
-    Makes(String),
+    /// The device is known, and its region is about to be created, or used.
+    Makes(Identity),
     /// These bytes are left.
     Left(Bytes),
 }
@@ -145,13 +177,16 @@ impl Held {
     }
 
     /// Decides what to do for a member. One that is being replaced keeps its memory until all its replacements are
-    /// online, because the kernel migrates its pages to them.
+    /// online, because the kernel migrates its pages to them. If it was never online, it has none to keep: it must not
+    /// wait, because it may look like its replacement, which then could not come online.
     fn act(&self, member: MemberId) -> Act {
         let waits = || {
+            let was_online = self.attachments.get(&member).is_some_and(|it| it.stage != Stage::Waiting);
             let is_leaving =
                 self.report.members.get(&member).is_some_and(|it| matches!(it.state, MemberState::Leaving { .. }));
             let mut others = self.attachments.iter().filter(|(other, _)| **other != member);
-            self.replaced.contains(&member)
+            was_online
+                && self.replaced.contains(&member)
                 && !self.abandoned.contains(&member)
                 && !is_leaving
                 && others.any(|(other, it)| self.order(*other) == Order::Use && it.stage == Stage::Waiting)
@@ -171,7 +206,7 @@ impl HostState {
         for (volume, held) in &self.volumes {
             for (member, attachment) in &held.attachments {
                 let Some(report) = held.report.members.get(member) else { continue };
-                let Source::LogicalDevice { device, .. } = &report.lease.source else { continue };
+                let Source::LogicalDevice { device, ld_id } = &report.lease.source else { continue };
                 let act = held.act(*member);
                 if act == Act::Detach && attachment.stage == Stage::Detached {
                     continue;
@@ -180,8 +215,9 @@ impl HostState {
                     volume: *volume,
                     member: *member,
                     device: device.clone(),
+                    ld_id: *ld_id,
                     bytes: report.lease.bytes.0,
-                    region: attachment.region.clone(),
+                    identity: attachment.identity(),
                     act,
                     has_own_node: held.report.presentation != Presentation::OneRange,
                 });
@@ -192,20 +228,43 @@ impl HostState {
         tasks
     }
 
-    /// Returns the other devices that a host cannot tell from that of a task: logical devices of the same device with
-    /// the same size. Each is the region of its member, if that has one.
-    pub(crate) fn twins(&self, task: &DeviceTask) -> Vec<Option<String>> {
+    /// Returns what is known of the other devices that look like that of a task: logical devices of the same device
+    /// with the same size.
+    pub(crate) fn twins(&self, task: &DeviceTask) -> Vec<Identity> {
         let of_held = self.volumes.iter().flat_map(|(volume, held)| {
             held.attachments.iter().filter_map(|(member, attachment)| {
-                let device = LeftDevice::of(*volume, &held.report.members.get(member)?.lease)?;
-                Some((device, attachment.region.clone()))
+                let device = LeftDevice::of(*volume, &held.report.members.get(member)?.lease, None)?;
+                Some((device, attachment.identity()))
             })
         });
-        let of_left = self.left_devices.iter().map(|left| (left.clone(), None));
+        let of_left = self.left_devices.iter().map(|left| {
+            let identity = Identity { region: None, pci_path: left.pci_path.clone() };
+            (left.clone(), identity)
+        });
         let is_twin = |device: &LeftDevice| {
             (&device.device, device.bytes.0) == (&task.device, task.bytes) && !device.is_of(task.volume, task.member)
         };
-        of_held.chain(of_left).filter(|(device, _)| is_twin(device)).map(|(_, region)| region).collect()
+        of_held.chain(of_left).filter(|(device, _)| is_twin(device)).map(|(_, identity)| identity).collect()
+    }
+
+    /// Returns the places of all devices, for the next start of the host.
+    pub(super) fn places(&self) -> Vec<EarlierPlace> {
+        let of_held = self.volumes.iter().flat_map(|(volume, held)| {
+            held.attachments.iter().filter_map(|(member, attachment)| {
+                let pci_path = attachment.pci_path.clone()?;
+                Some(EarlierPlace { volume: *volume, member: *member, pci_path })
+            })
+        });
+        let mut places: Vec<EarlierPlace> = self.earlier_places.iter().cloned().chain(of_held).collect();
+        places.drain(..places.len().saturating_sub(EARLIER_PLACES_MAX));
+        places
+    }
+
+    /// Takes the place that the device of a member had before the host was restarted.
+    pub(super) fn take_place(&mut self, volume: VolumeId, member: MemberId) -> Option<String> {
+        let is_of = |place: &EarlierPlace| (place.volume, place.member) == (volume, member);
+        let at = self.earlier_places.iter().position(is_of)?;
+        Some(self.earlier_places.remove(at).pci_path)
     }
 
     /// Notes a task's outcome. Ignored if the member has gone, or has another task by now.
@@ -214,7 +273,9 @@ impl HostState {
         let is_current = held.act(task.member) == task.act;
         let Some(attachment) = held.attachments.get_mut(&task.member) else { return };
         match outcome {
-            Outcome::Makes(region) => attachment.region = Some(region),
+            Outcome::Makes(Identity { region, pci_path }) => {
+                (attachment.region, attachment.pci_path) = (region, pci_path);
+            }
             _ if !is_current => attachment.left = None,
             Outcome::Absent(why) => {
                 if matches!(attachment.stage, Stage::Attached | Stage::Lost) {

@@ -37,7 +37,7 @@ impl HostState {
                 if self.volumes.len() >= VOLUMES_MAX {
                     return Err(format!("this host has {VOLUMES_MAX} volumes; unbind some"));
                 }
-                let attachments = attachments(&members);
+                let attachments = self.attachments(volume, &members);
                 let members = members.into_iter().map(|lease| {
                     let left = lease.bytes;
                     let is_here = !attachments.contains_key(&lease.member);
@@ -62,6 +62,7 @@ impl HostState {
             Step::Withdraw { volume, members, .. } => self.withdraw(volume, members),
             Step::ForgetLeft { volume, member, .. } => {
                 self.left_devices.retain(|left| !left.is_of(volume, member));
+                let _ = self.take_place(volume, member);
                 if let Some(left) = self.left.get_mut(&volume) {
                     left.remove(&member);
                     if left.is_empty() {
@@ -83,14 +84,18 @@ impl HostState {
         if !self.are_new(volume, &members) {
             return;
         }
-        let Some(held) = self.volumes.get_mut(&volume).filter(|held| !held.is_withdrawn) else { return };
+        if self.volumes.get(&volume).is_none_or(|held| held.is_withdrawn) {
+            return;
+        }
+        let mut on_devices = self.attachments(volume, &members);
+        let held = self.volumes.get_mut(&volume).expect("it was just found");
         let spans: BTreeSet<SpanId> = held.report.members.values().map(|member| member.lease.place.span).collect();
         for lease in members {
             if held.report.members.contains_key(&lease.member) {
                 continue;
             }
-            let on_device = attachments(std::slice::from_ref(&lease));
-            let is_new_span = !spans.contains(&lease.place.span) && on_device.is_empty();
+            let on_device = on_devices.remove_entry(&lease.member);
+            let is_new_span = !spans.contains(&lease.place.span) && on_device.is_none();
             held.attachments.extend(on_device);
             let state = if is_new_span { MemberState::InSync } else { MemberState::Copying { left: lease.bytes } };
             held.replaced.extend(held.report.at(lease.place).map(|(old, _)| *old));
@@ -199,6 +204,12 @@ impl HostState {
 }
 
 impl HostState {
+    /// Returns the initial state of the members on memory devices.
+    fn attachments(&mut self, volume: VolumeId, members: &[MemberLease]) -> BTreeMap<MemberId, Attachment> {
+        let on_devices = members.iter().filter(|lease| matches!(lease.source, Source::LogicalDevice { .. }));
+        on_devices.map(|lease| (lease.member, Attachment::at(self.take_place(volume, lease.member)))).collect()
+    }
+
     /// Refuses to replace a donor's member by a device: programs could not move its bytes there.
     fn are_of_one_kind(&self, volume: VolumeId, members: &[MemberLease]) -> Result<(), String> {
         let Some(held) = self.volumes.get(&volume) else { return Ok(()) };
@@ -214,10 +225,4 @@ impl HostState {
         }
         Ok(())
     }
-}
-
-/// Returns the initial state of the members on memory devices.
-fn attachments(members: &[MemberLease]) -> BTreeMap<MemberId, Attachment> {
-    let on_devices = members.iter().filter(|lease| matches!(lease.source, Source::LogicalDevice { .. }));
-    on_devices.map(|lease| (lease.member, Attachment::default())).collect()
 }

@@ -10,11 +10,13 @@
 //! round of each history.
 //!
 //! What a decision about a volume depends on: the volume; what reports say of it; whether its hosts and sources answer,
-//! are dead or retired, and which start they are. About a device: its report, its pool, and the volumes with members on
-//! it.
+//! are dead or retired, and which start they are; and the same of other volumes that have LDs of the same devices,
+//! since LDs that look alike are bound one after the other. About a device: its report, its pool, and the volumes with
+//! members on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::alike::ld_of;
 use super::listings::{Listings, of_device, of_donor, of_host};
 use super::{End, Round, States};
 use crate::desired::{Desired, Volume};
@@ -63,6 +65,8 @@ impl Backlog {
         if self.observed.asked_since != observed.asked_since {
             concerned.volumes.extend(desired.volumes.keys());
         }
+        let beside: Vec<VolumeId> = concerned.volumes.iter().flat_map(|id| self.beside(*id, desired)).collect();
+        concerned.volumes.extend(beside);
         for id in &concerned.volumes {
             let subjects: Vec<Subject> = self.listings.of_volume(*id).flat_map(|end| subjects(end, *id)).collect();
             subjects.iter().for_each(|subject| drop(self.parts.remove(subject)));
@@ -197,6 +201,14 @@ impl Backlog {
             let meets = presented.filter(|(_, view)| view.members.values().any(is_there));
             concerned.volumes.extend(meets.map(|(id, _)| *id));
         }
+    }
+
+    /// Returns the volumes that have LDs of the same devices as a volume has, or had.
+    fn beside(&self, id: VolumeId, desired: &Desired) -> BTreeSet<VolumeId> {
+        let states = self.desired.volumes.get(&id).into_iter().chain(desired.volumes.get(&id));
+        let devices: BTreeSet<&DeviceId> =
+            states.flat_map(members).filter_map(ld_of).map(|(device, _)| device).collect();
+        devices.into_iter().flat_map(|device| desired.volumes.on_device(device)).collect()
     }
 
     /// Adds the devices that have changed. Devices are few, so each is looked at as a whole.

@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Decides the steps that bring a bound volume to its host: first grants, then the volume as a whole, later members
-//! that join it.
+//! that join it. Of LDs that a host could not tell apart, one at a time is granted (`alike.rs`).
 //!
 //! Pure. Next on the path: the peer that a step is for: a donor (`donor/src/reservations.rs`), a host's agent
 //! (`agent/src/host_state/order.rs`), or a CXL switch (`cxl-peers/src/step.rs`).
@@ -13,6 +13,14 @@ use crate::desired::{Volume, Why};
 use crate::id::{HostId, Token, VolumeId};
 use crate::observed::{HostReport, LeaseState, MemberState, VolumeReport};
 use crate::volume::{Member, Place, Source, Span};
+
+/// How far a span is.
+struct Progress {
+    /// The leases of its members that are lent and have not joined.
+    ready: Vec<MemberLease>,
+    /// Whether all other members that have not joined wait until the host has another LD that looks like theirs.
+    is_held_back: bool,
+}
 
 impl States<'_> {
     /// Steps for a volume that is bound.
@@ -25,33 +33,32 @@ impl States<'_> {
             return wait(Reason::AgentSilent { host: host.clone() });
         };
         let view = report.volumes.get(&id);
-        let ready: Vec<Vec<MemberLease>> =
-            volume.spans.iter().map(|span| self.ready(id, span, host, view, round)).collect();
+        let progress: Vec<Progress> =
+            volume.spans.iter().map(|span| self.progress(id, span, host, view, round)).collect();
         // While a host, perhaps the same one, still has an earlier binding of the volume, nothing is presented or
         // joined.
         if let Some(other) = self.other_host(id, volume, host) {
             return round.waiting.push(Waiting { volume: id, reason: Reason::OtherHost { host: other } });
         }
         match view {
-            None => present(id, volume, host, ready, round),
+            None => present(id, volume, host, progress, round),
             Some(view) => {
                 at_host(id, host, report, view, round);
-                join(id, volume, host, view, ready, round);
+                join(id, volume, host, view, progress, round);
             }
         }
     }
 
-    /// Returns the leases of a span's members that are lent and have not joined; adds steps for those that are not
-    /// lent.
-    fn ready(
+    /// Returns how far a span is; adds steps for its members that are not lent.
+    fn progress(
         self,
         id: VolumeId,
         span: &Span,
         host: &HostId,
         view: Option<&VolumeReport>,
         round: &mut Round,
-    ) -> Vec<MemberLease> {
-        let mut ready = Vec::new();
+    ) -> Progress {
+        let mut progress = Progress { ready: Vec::new(), is_held_back: true };
         for (place, member) in span.places() {
             let joined = view.and_then(|view| view.members.get(&member.id));
             if let Some(joined) = joined {
@@ -63,15 +70,22 @@ impl States<'_> {
             }
             let reason = match at_source(self.desired, self.observed, id, member) {
                 AtSource::Lent { token } => {
-                    ready.push(lease(place, member, token));
+                    progress.ready.push(lease(place, member, token));
                     continue;
                 }
                 AtSource::Absent => {
+                    if let Some(first) = self.bound_before(id, span, member, host) {
+                        let reason = Reason::Alike { source: member.source.clone(), first, host: host.clone() };
+                        round.waiting.push(Waiting { volume: id, reason });
+                        continue;
+                    }
                     round.steps.extend(grant(id, host, member));
+                    progress.is_held_back = false;
                     continue;
                 }
                 AtSource::Soiled => {
                     round.steps.extend(wipe(&member.source));
+                    progress.is_held_back = false;
                     continue;
                 }
                 AtSource::Busy | AtSource::Wiping => Reason::SourceBusy { source: member.source.clone() },
@@ -79,8 +93,9 @@ impl States<'_> {
                 AtSource::Released | AtSource::Retired => Reason::MemberLost { member: member.id },
             };
             round.waiting.push(Waiting { volume: id, reason });
+            progress.is_held_back = false;
         }
-        ready
+        progress
     }
 
     /// Returns a host that still has, or may still have, an earlier binding of the volume.
@@ -132,38 +147,33 @@ fn at_host(id: VolumeId, host: &HostId, report: &HostReport, view: &VolumeReport
     }
 }
 
-/// Presents the volume as a whole, once all of it is lent.
-fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLease>>, round: &mut Round) {
-    let members: Vec<MemberLease> = ready.into_iter().flatten().collect();
-    if members.len() == volume.places().count() {
+/// Presents the volume once all of it is lent, except spans that are lent only when the host has others: these join it.
+fn present(id: VolumeId, volume: &Volume, host: &HostId, progress: Vec<Progress>, round: &mut Round) {
+    let is_whole = |(span, of_span): &(&Span, Progress)| of_span.ready.len() == span.members.len();
+    let (whole, rest): (Vec<_>, Vec<_>) = volume.spans.iter().zip(progress).partition(is_whole);
+    let is_partial = !whole.is_empty() && rest.iter().all(|(_, of_span)| of_span.is_held_back);
+    if rest.is_empty() || is_partial {
         round.steps.push(Step::Present {
             host: host.clone(),
             volume: id,
             name: Some(volume.name.clone()),
             redundancy: volume.spec.redundancy,
             presentation: volume.spec.presentation.clone(),
-            members,
+            members: whole.into_iter().flat_map(|(_, of_span)| of_span.ready).collect(),
         });
     }
 }
 
 /// Joins members that are ready: those of a new span all at once, others one by one, each in the place of the member
 /// that it replaces.
-fn join(
-    id: VolumeId,
-    volume: &Volume,
-    host: &HostId,
-    view: &VolumeReport,
-    ready: Vec<Vec<MemberLease>>,
-    round: &mut Round,
-) {
-    for (span, members) in volume.spans.iter().zip(ready) {
+fn join(id: VolumeId, volume: &Volume, host: &HostId, view: &VolumeReport, progress: Vec<Progress>, round: &mut Round) {
+    for (span, Progress { ready, .. }) in volume.spans.iter().zip(progress) {
         let is_new = !view.members.values().any(|member| member.lease.place.span == span.id);
         let together = |members| Step::Join { host: host.clone(), volume: id, members };
-        if is_new && members.len() == span.members.len() {
-            round.steps.push(together(members));
+        if is_new && ready.len() == span.members.len() {
+            round.steps.push(together(ready));
         } else if !is_new {
-            round.steps.extend(members.into_iter().map(|member| together(vec![member])));
+            round.steps.extend(ready.into_iter().map(|member| together(vec![member])));
         }
     }
 }

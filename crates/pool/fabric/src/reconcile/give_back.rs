@@ -118,13 +118,13 @@ fn at_agent(
 }
 
 /// Checks whether a member may be ordered to leave now. One that is replaced stays until the member that takes its
-/// place is in sync.
+/// place is in sync, unless it has nothing that the other could need.
 fn may_leave(id: VolumeId, volume: &Volume, report: &HostReport, leaving: &Leaving) -> Result<(), Reason> {
     let Some(member) = report.member(id, leaving.member.id) else { return Ok(()) };
     if let MemberState::Leaving { left } = member.state {
         return Err(Reason::Draining { member: leaving.member.id, left });
     }
-    if leaving.why != Why::Replaced || member.state == MemberState::Broken {
+    if leaving.why != Why::Replaced || member.state == MemberState::Broken || member.is_coming_online() {
         return Ok(());
     }
     let successor = volume.places().find(|(place, _)| *place == leaving.place).map(|(_, member)| member.id);

@@ -130,7 +130,7 @@ pub enum Step {
         redundancy: Redundancy,
         /// What programs see of the volume.
         presentation: Presentation,
-        /// All members of the volume.
+        /// All members of the volume, except LDs that are bound only when the host has another one (`alike.rs`).
         members: Vec<MemberLease>,
     },
     /// The donor takes slabs back, wipes them, and lists the lease as released.

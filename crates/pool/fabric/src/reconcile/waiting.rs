@@ -26,6 +26,15 @@ pub enum Reason {
         /// The host whose agent is silent.
         host: HostId,
     },
+    /// A logical device is not bound yet, because its host could not tell it from another one.
+    Alike {
+        /// The LD that is not bound yet.
+        source: Source,
+        /// The one that must be online before.
+        first: Source,
+        /// The host of both.
+        host: HostId,
+    },
     /// A member on a memory device is not online yet, or not offline yet, at its host.
     AtHost {
         /// The member on the device.
@@ -89,6 +98,11 @@ impl fmt::Display for Reason {
             Self::AgentSilent { host } => write!(
                 f,
                 "the agent of host {host} does not answer; start it, or declare the host gone if it is powered off"
+            ),
+            Self::Alike { source, first, host } => write!(
+                f,
+                "{source} is bound once {first} is online at host {host}, which could not tell the two apart; if that \
+                 does not come online, unbind its volume"
             ),
             Self::AtHost { member, host, why } => write!(f, "member {member} at host {host}: {why}"),
             Self::ComingOnline { member, left } => {

@@ -20,8 +20,15 @@ pub struct SimAgent {
     incarnation: Incarnation,
     pub volumes: BTreeMap<VolumeId, VolumeReport>,
     left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
+    /// The LDs of MLDs that have been online here since they were bound. It knows which is which.
+    pub known_lds: BTreeSet<Source>,
+    /// Members on other LDs, which come online after some ticks.
+    coming: BTreeMap<(VolumeId, MemberId), u8>,
     plant: Option<Plant>,
 }
+
+/// Ticks until the memory of an LD is online.
+const ONLINE_TICKS: u8 = 3;
 
 impl SimAgent {
     pub fn new(plant: Option<Plant>) -> SimAgent {
@@ -32,6 +39,8 @@ impl SimAgent {
             incarnation: Incarnation(1),
             volumes: BTreeMap::new(),
             left: BTreeMap::new(),
+            known_lds: BTreeSet::new(),
+            coming: BTreeMap::new(),
             plant,
         }
     }
@@ -47,6 +56,7 @@ impl SimAgent {
         self.gate = Gate::new(self.incarnation, self.gate.term());
         self.volumes.clear();
         self.left.clear();
+        self.coming.clear();
     }
 
     /// Reports everything to a manager, unless that manager was deposed.
@@ -73,9 +83,25 @@ impl SimAgent {
         judge.term(before, command.term)?;
         let mut step = command.step.clone();
         self.misread(&mut step);
-        match self.presented().carry_out(step) {
+        let is_for_agents = self.presented().carry_out(step);
+        self.lds_come_online_later();
+        match is_for_agents {
             true => Ok(()),
             false => Err(format!("an agent was asked to {}", command.step)),
+        }
+    }
+
+    /// Lets LDs that are new here wait. The kernel keeps no copies, so no host has LDs in a volume with redundancy; in
+    /// this one, they count as online at once.
+    fn lds_come_online_later(&mut self) {
+        for (volume, view) in self.volumes.iter_mut().filter(|(_, view)| view.redundancy == Redundancy::None) {
+            for (member, report) in &mut view.members {
+                let is_new = is_ld_of_mld(&report.lease.source) && !self.known_lds.contains(&report.lease.source);
+                if is_new && report.state == MemberState::InSync {
+                    report.state = MemberState::Copying { left: report.lease.bytes };
+                    self.coming.insert((*volume, *member), ONLINE_TICKS);
+                }
+            }
         }
     }
 
@@ -108,6 +134,12 @@ impl SimAgent {
         judge: &mut Judge,
     ) {
         let mut left = Vec::new();
+        self.known_lds.retain(|source| switch.is_host_of(source, host, (VolumeId(0), MemberId(0))));
+        let volumes = &self.volumes;
+        self.coming.retain(|(volume, member), _| {
+            let report = volumes.get(volume).and_then(|view| view.members.get(member));
+            report.is_some_and(|report| matches!(report.state, MemberState::Copying { .. }))
+        });
         for (volume, view) in &mut self.volumes {
             let mut readable = BTreeSet::new();
             for (member, report) in &mut view.members {
@@ -135,6 +167,15 @@ impl SimAgent {
             }
             let members: Vec<MemberId> = view.members.keys().copied().collect();
             for member in members {
+                let is_copying = matches!(view.members[&member].state, MemberState::Copying { .. });
+                if let Some(ticks) = self.coming.get_mut(&(*volume, member)).filter(|_| is_copying) {
+                    *ticks -= 1;
+                    if *ticks == 0 {
+                        self.coming.remove(&(*volume, member));
+                        view.members.get_mut(&member).expect("listed").state = MemberState::InSync;
+                    }
+                    continue;
+                }
                 match view.members[&member].state {
                     MemberState::Copying { left } => copy(view, member, left, &readable, judge),
                     MemberState::Leaving { left: rest } => {
@@ -147,9 +188,16 @@ impl SimAgent {
                     MemberState::Broken | MemberState::InSync => {}
                 }
             }
+            let online = view.members.values().filter(|report| report.state == MemberState::InSync);
+            let sources = online.map(|report| &report.lease.source).filter(|source| is_ld_of_mld(source));
+            self.known_lds.extend(sources.cloned());
         }
         left.into_iter().for_each(|(volume, member)| self.presented().let_go(volume, member));
     }
+}
+
+fn is_ld_of_mld(source: &Source) -> bool {
+    matches!(source, Source::LogicalDevice { ld_id, .. } if *ld_id != NO_LD)
 }
 
 /// Gives a member one more slab, from a member in the same place or from as many others as are enough to rebuild it.

@@ -24,6 +24,8 @@ pub struct Judge {
     pub moved: u64,
     /// The number of members of which programs have noticed the loss.
     pub broken: u64,
+    /// The number of rounds in which an LD waited for another one that looks like it.
+    pub held_back: u64,
 }
 
 impl Judge {
@@ -90,8 +92,9 @@ impl World {
         for (host, agent) in self.agents.iter().filter(|(host, _)| self.counts(host)) {
             for (volume, view) in &agent.volumes {
                 let mut members = view.members.iter().filter(|(member, report)| match (&taken, &report.lease.source) {
-                    (Taken::Ld(device), Source::LogicalDevice { device: used, .. }) => {
-                        *device == used && self.switch.is_host_of(&report.lease.source, host, (*volume, **member))
+                    (Taken::Ld(device, ld_id), Source::LogicalDevice { device: used, ld_id: used_ld }) => {
+                        (*device, ld_id) == (used, used_ld)
+                            && self.switch.is_host_of(&report.lease.source, host, (*volume, **member))
                     }
                     (Taken::Member(of, taken), _) => volume == of && *member == taken,
                     _ => false,
@@ -102,6 +105,25 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Checks, before a switch obeys, that the host to which an LD is bound knows all others that it has of that
+    /// device: otherwise it could not tell which is which. What is bound for no member is nobody's to wait for.
+    pub fn judge_bind(&self, step: &Step) -> Result<(), String> {
+        let Some((host, beside)) = self.switch.bound_beside(step) else { return Ok(()) };
+        let is_known = |source: &Source| self.agents[host].known_lds.contains(source);
+        let is_for_a_member = |source: &Source, vppb: &VppbAddress| {
+            let mut volumes = self.store.desired.volumes.on(source).map(|id| &self.store.desired.volumes[&id]);
+            let is_it = |member: &Member| member.source == *source && member.vppb.as_ref() == Some(vppb);
+            volumes.any(|volume| {
+                let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+                volume.places().map(|(_, member)| member).chain(leaving).any(is_it)
+            })
+        };
+        match beside.into_iter().find(|(source, vppb)| is_for_a_member(source, vppb) && !is_known(source)) {
+            Some((source, _)) => Err(format!("{step}, while host {host} has {source}, which is not online yet")),
+            None => Ok(()),
+        }
     }
 
     /// Judges the whole world after each tick.

@@ -55,6 +55,8 @@ pub enum Plant {
     DropsWithoutConfirmation,
     /// Donors and agents admit commands of a smaller term, and commands that were overtaken.
     GateIsOpen,
+    /// A manager takes an LD that its host does not have yet for one that is online there.
+    LdsAreNotAwaited,
     /// A manager takes the silence of an agent for a confirmation that a member has left.
     SilenceIsConsent,
 }
@@ -150,6 +152,11 @@ impl World {
         let mut world = World::at(site::one_donor(), seed, None);
         (world.donors_keep_memory, world.has_one_donor) = (false, true);
         world
+    }
+
+    /// Creates a pool of MLDs whose LDs look alike, and a history of trouble ahead.
+    pub fn with_mlds(seed: u64) -> World {
+        World::at(site::mlds(), seed, None)
     }
 
     /// Creates a pool with nothing in it.

@@ -11,7 +11,8 @@ pub fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
     name.as_ref().parse().expect("a name")
 }
 
-/// Returns six donors in three racks, three hosts, and a switch that two hosts see, with three SLDs and a DCD.
+/// Returns six donors in three racks, three hosts, and a switch that two hosts see, with three SLDs, a DCD, and an MLD
+/// of three LDs.
 pub fn topology() -> Topology {
     let mut parts = Parts::default();
     for rack in 0..3 {
@@ -27,16 +28,40 @@ pub fn topology() -> Topology {
     let mut switch = Switch { enclosure: id("e0"), ports: Default::default(), vcss: Default::default() };
     for number in 0..2 {
         switch.ports.insert(PortId(number), Port::Upstream { host: id(format!("h{number}")) });
-        let vcs = Vcs { upstream: PortId(number), vppbs: (0..3).map(VppbId).collect() };
+        let vcs = Vcs { upstream: PortId(number), vppbs: (0..4).map(VppbId).collect() };
         switch.vcss.insert(VcsId(number), vcs);
     }
-    for number in 0..4 {
+    for number in 0..5 {
         let device: DeviceId = id(format!("m{number}"));
         let kind = match number {
+            4 => mld(3),
             3 => DeviceKind::DynamicCapacity { capacity: Bytes::slabs(8), block: Bytes::slabs(2) },
             _ => DeviceKind::Sld { capacity: Bytes::slabs(4) },
         };
         parts.devices.insert(device.clone(), Device { enclosure: id("e0"), kind });
+        switch.ports.insert(PortId(8 + number), Port::Downstream { device: Some(device) });
+    }
+    parts.switches.insert(id("s0"), switch);
+    Topology::new(parts).expect("a consistent site")
+}
+
+/// Returns an MLD with this many LDs of one size, which look alike to a host.
+fn mld(lds: u16) -> DeviceKind {
+    DeviceKind::Mld { lds: (0..lds).map(|ld_id| (LdId(ld_id), Bytes::slabs(2))).collect() }
+}
+
+/// Returns a small donor, three MLDs, and two hosts that see all of these.
+pub fn mlds() -> Topology {
+    let mut parts = one_donor().parts().clone();
+    let mut switch = Switch { enclosure: id("e0"), ports: Default::default(), vcss: Default::default() };
+    for number in 0..2 {
+        switch.ports.insert(PortId(number), Port::Upstream { host: id(format!("h{number}")) });
+        let vcs = Vcs { upstream: PortId(number), vppbs: (0..8).map(VppbId).collect() };
+        switch.vcss.insert(VcsId(number), vcs);
+    }
+    for number in 0..3 {
+        let device: DeviceId = id(format!("m{number}"));
+        parts.devices.insert(device.clone(), Device { enclosure: id("e0"), kind: mld(4) });
         switch.ports.insert(PortId(8 + number), Port::Downstream { device: Some(device) });
     }
     parts.switches.insert(id("s0"), switch);

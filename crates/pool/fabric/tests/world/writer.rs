@@ -97,12 +97,17 @@ impl Writer {
             silence_is_consent(desired, &mut observed);
         }
         if world.plant == Some(Plant::CopiesAreNotAwaited) {
-            copies_are_done(&mut observed);
+            copies_are_done(&mut observed, |_| true);
+        }
+        if world.plant == Some(Plant::LdsAreNotAwaited) {
+            copies_are_done(&mut observed, |lease| matches!(lease.source, Source::LogicalDevice { .. }));
         }
         self.backlog.follow(desired, &observed);
         let round = self.backlog.round();
         same_round(&round, &reconcile(desired, &observed))?;
         self.is_idle &= round.steps.is_empty();
+        let is_held_back = round.waiting.iter().any(|waiting| matches!(waiting.reason, Reason::Alike { .. }));
+        world.judge.held_back += u64::from(is_held_back);
         for step in round.steps {
             if world.trouble && world.random.one_in(80) {
                 self.has_crashed = true;
@@ -124,6 +129,7 @@ impl Writer {
                 let is_lost = world.switch.is_cut || (world.trouble && world.random.one_in(8));
                 if world.store.term == self.term && !is_lost {
                     world.judge_unbind(&step)?;
+                    world.judge_bind(&step)?;
                     if world.traces {
                         println!("{:4} term {} at the switch: {step}", world.now, self.term);
                     }
@@ -250,7 +256,9 @@ impl Writer {
             Step::Grant { volume, .. } | Step::AddDynamicCapacity { volume, .. } => Some(*volume),
             _ => None,
         });
-        self.stuck.extend(grants.chain(waiting.waiting.iter().map(|waiting| waiting.volume)));
+        // An LD that waits for another one must get its turn without an operator's help.
+        let others = waiting.waiting.iter().filter(|waiting| !matches!(waiting.reason, Reason::Alike { .. }));
+        self.stuck.extend(grants.chain(others.map(|waiting| waiting.volume)));
         Ok(())
     }
 }
@@ -303,12 +311,12 @@ fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
 }
 
 /// Plants a bug: a copy that has begun is mistaken for one that is done.
-fn copies_are_done(observed: &mut Observed) {
+fn copies_are_done(observed: &mut Observed, is_it: fn(&MemberLease) -> bool) {
     let hosts: Vec<HostId> = observed.hosts.keys().cloned().collect();
     for report in hosts.iter() {
         let Some(report) = observed.hosts.value_mut(report) else { continue };
         for member in report.volumes.values_mut().flat_map(|view| view.members.values_mut()) {
-            if let MemberState::Copying { .. } = member.state {
+            if matches!(member.state, MemberState::Copying { .. }) && is_it(&member.lease) {
                 member.state = MemberState::InSync;
             }
         }
