@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_fabric::{
-    Bytes, Device, DeviceKind, Enclosure, EnclosureId, LDS_MAX, LdId, NO_LD, Parts, Port, PortId, SLAB, Switch, Vcs,
-    VcsId, VppbId,
+    Bytes, Device, DeviceId, DeviceKind, Enclosure, EnclosureId, LDS_MAX, LdId, NO_LD, Parts, Port, PortId, SLAB,
+    Switch, Vcs, VcsId, VppbId,
 };
 use aquifer_fmapi::{BindingStatus, PortState};
 
@@ -26,8 +26,14 @@ pub(crate) fn kept_for_capacity(inventory: &Inventory, vcs_id: u8) -> std::ops::
     total - kept..total
 }
 
-/// Adds a switch to the parts of a topology. Hosts that the topology does not have are not connected yet.
-pub(crate) fn add(config: &SwitchConfig, inventory: &Inventory, parts: &mut Parts) {
+/// Adds a switch to the parts of a topology, without the devices that another switch has. Hosts that the topology does
+/// not have are not connected yet.
+pub(crate) fn add(
+    config: &SwitchConfig,
+    inventory: &Inventory,
+    elsewhere: &BTreeMap<DeviceId, DeviceId>,
+    parts: &mut Parts,
+) {
     let enclosure = enclosure(config, parts);
     let mut switch = Switch { enclosure: enclosure.clone(), ports: BTreeMap::new(), vcss: BTreeMap::new() };
     for (port_id, port) in &inventory.ports {
@@ -41,7 +47,7 @@ pub(crate) fn add(config: &SwitchConfig, inventory: &Inventory, parts: &mut Part
             switch.ports.insert(PortId(*port_id), Port::Downstream { device: None });
         }
     }
-    for (name, device) in &inventory.devices {
+    for (name, device) in inventory.devices.iter().filter(|(name, _)| !elsewhere.contains_key(*name)) {
         let Some(kind) = kind(device) else { continue };
         // A device that was pulled out keeps its place until another one is there. With several heads, the first port
         // stands for all.
@@ -162,7 +168,10 @@ mod tests {
         let mut parts = Parts::default();
         parts.enclosures.insert("e0".parse().expect("a name"), Enclosure { rack: "r0".parse().expect("a name") });
         parts.hosts.insert("h0".parse().expect("a name"), Host { enclosure: "e0".parse().expect("a name") });
-        add(&config, &inventory, &mut parts);
+        let (elsewhere, mut less) = ([(id("s0.2"), id("s9.2"))].into(), parts.clone());
+        add(&config, &inventory, &elsewhere, &mut less);
+        assert_eq!(less.devices.keys().collect::<Vec<_>>(), [&id("s0.1"), &id("s0.3")], "another switch has it");
+        add(&config, &inventory, &BTreeMap::new(), &mut parts);
         let topology = Topology::new(parts).expect("a consistent topology");
         let switch = &topology.parts().switches[&config.name];
         assert_eq!(switch.vcss.keys().collect::<Vec<_>>(), [&VcsId(0)], "host h9 is not known");

@@ -23,6 +23,7 @@ use crate::inventory::Inventory;
 use crate::one_switch::Peer;
 use crate::parts;
 use crate::step_failure::NotDone;
+use crate::twice;
 
 /// How long after a round its steps may still be started. Steps that have not been started by then are decided again in
 /// the next round, on newer reports.
@@ -57,6 +58,8 @@ pub struct Switches {
     notices: Vec<Notice>,
     /// Switches that are left out of the topology, which is reported once.
     left_out: BTreeSet<SwitchId>,
+    /// Devices that are left out because an earlier switch has them, which is reported once, and their names there.
+    elsewhere: BTreeMap<DeviceId, DeviceId>,
 }
 
 impl Switches {
@@ -69,20 +72,21 @@ impl Switches {
 
     /// Combines these switches, on this clock.
     pub fn of(peers: Vec<Peer>, clock: Arc<dyn Clock>) -> Switches {
-        let (reached, notices, left_out) = Default::default();
-        Switches { peers, clock, reached, notices, left_out }
+        let (reached, notices, left_out, elsewhere) = Default::default();
+        Switches { peers, clock, reached, notices, left_out, elsewhere }
     }
 
     /// Returns a topology with all switches and their devices. A switch that contradicts the rest is left out, with a
-    /// notice.
+    /// notice, and so is a device that an earlier switch has.
     pub fn topology(&mut self, base: &Topology) -> Topology {
         let mut whole = base.clone();
+        self.find_devices_elsewhere();
         for peer in &self.peers {
             let (name, mut parts) = (&peer.config().name, whole.parts().clone());
             let outcome = match parts.switches.contains_key(name) {
                 true => Err(format!("another switch is called {name}; rename one of them")),
                 false => {
-                    parts::add(peer.config(), peer.inventory(), &mut parts);
+                    parts::add(peer.config(), peer.inventory(), &self.elsewhere, &mut parts);
                     Topology::new(parts).map_err(|why| why.to_string())
                 }
             };
@@ -101,6 +105,18 @@ impl Switches {
         whole
     }
 
+    /// Finds the devices that an earlier switch has.
+    fn find_devices_elsewhere(&mut self) {
+        let elsewhere = twice::shown_twice(self.peers.iter().map(|peer| &**peer.inventory()));
+        for (name, first) in elsewhere.iter().filter(|(name, _)| !self.elsewhere.contains_key(*name)) {
+            let message = format!(
+                "device {name} is left out: it is {first}, which another switch has; list it in a pool by that name"
+            );
+            self.notices.push(Notice { kind: "DeviceLeftOut", severity: Severity::Warning, message });
+        }
+        self.elsewhere = elsewhere;
+    }
+
     /// Returns how long after a round a command to a switch may still arrive, as `ROUND_AGE_MAX` and the limits of the
     /// slowest switch have it: sending a command and its answer each have a limit. Zero without switches.
     pub fn command_time_max(&self) -> Duration {
@@ -117,12 +133,14 @@ impl Switches {
         for peer in &mut self.peers {
             self.notices.extend(peer.take_notices());
         }
+        self.find_devices_elsewhere();
         for (name, report) in &all {
             if let Some(report) = report {
                 let reached = reached(&self.peers, name, report);
                 self.reached.insert(name.clone(), reached);
             }
         }
+        twice::share_bindings(&self.elsewhere, &mut all);
         all
     }
 

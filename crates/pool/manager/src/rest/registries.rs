@@ -14,7 +14,7 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 32] = [
+const MESSAGES: [(&str, &str, &str, &str); 33] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
@@ -22,6 +22,7 @@ const MESSAGES: [(&str, &str, &str, &str); 32] = [
     ("DeliveryFailed", "Warning", "A listener did not take events.", "Check it, then resume its subscription."),
     ("DeviceError", "Warning", "A device reports an error.", "Look at the device."),
     ("DeviceInserted", "OK", "A device was inserted.", "None."),
+    ("DeviceLeftOut", "Warning", "Two switches show one device.", "Do what the message says."),
     ("DeviceRemoved", "Warning", "A device was pulled out.", "None; its members are replaced."),
     ("DynamicCapacity", "OK", "Dynamic capacity was added or released.", "None."),
     ("EventsLost", "Warning", "A switch has dropped event records.", "Compare the state of its devices."),
