@@ -4,7 +4,7 @@
 //! What an event record of a switch or a device says, as text and as JSON.
 
 use aquifer_fmapi::{
-    BindingStatus, CapacityEvent, EventData, PortEvent, PortEventKind, Vppb, VppbEvent, VppbEventKind,
+    BindingStatus, CapacityEvent, EventData, PortEvent, PortEventKind, Transaction, Vppb, VppbEvent, VppbEventKind,
 };
 use serde_json::{Value, json};
 
@@ -38,7 +38,26 @@ pub(crate) fn text(data: Option<&EventData>) -> String {
             extent.start,
             hex(&extent.tag),
         ),
+        Some(EventData::Dram(event)) => {
+            memory((event.is_uncorrectable(), word(event.kind)), event.memory_address(), event.transaction)
+        }
+        Some(EventData::Media(event)) => {
+            memory((event.is_uncorrectable(), word(event.kind)), event.memory_address(), event.transaction)
+        }
+        Some(EventData::Module(event)) => format!(
+            "health: {}, status {:02x}, media {:02x}, life used {}, temperature {}",
+            word(event.kind),
+            event.health_status,
+            event.media_status,
+            event.life_used().map_or("unknown".into(), |percent| format!("{percent} %")),
+            event.celsius().map_or("unknown".into(), |celsius| format!("{celsius} C")),
+        ),
     }
+}
+
+fn memory((is_uncorrectable, kind): (bool, String), address: u64, transaction: Transaction) -> String {
+    let how = if is_uncorrectable { "uncorrectable" } else { "corrected" };
+    format!("memory: {how} error, {kind}, at {address:#x}, found by {}", word(transaction))
 }
 
 /// Returns one record, as an object; null if its type is unknown.
@@ -60,6 +79,18 @@ pub(crate) fn json(data: Option<&EventData>) -> Value {
         Some(EventData::Capacity(CapacityEvent { kind, host_id, region_id, extent, .. })) => json!({
             "type": "dynamic-capacity", "kind": word(kind), "host_id": host_id, "region_id": region_id,
             "start": extent.start, "length": extent.length, "tag": hex(&extent.tag),
+        }),
+        Some(EventData::Dram(event)) => json!({
+            "type": "dram", "kind": word(event.kind), "address": event.memory_address(),
+            "is_uncorrectable": event.is_uncorrectable(), "transaction": word(event.transaction),
+        }),
+        Some(EventData::Media(event)) => json!({
+            "type": "media", "kind": word(event.kind), "address": event.memory_address(),
+            "is_uncorrectable": event.is_uncorrectable(), "transaction": word(event.transaction),
+        }),
+        Some(EventData::Module(event)) => json!({
+            "type": "module", "kind": word(event.kind), "health_status": event.health_status,
+            "media_status": event.media_status, "life_used_percent": event.life_used(), "celsius": event.celsius(),
         }),
     }
 }
@@ -83,7 +114,9 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_fmapi::{CapacityEventKind, ErrorKind, Extent, MldPortEvent, PortStatus};
+    use aquifer_fmapi::{
+        CapacityEventKind, DramEvent, ErrorKind, Extent, MediaEvent, MldPortEvent, ModuleEvent, PortStatus,
+    };
 
     #[test]
     fn every_type_of_record_has_words_and_names() {
@@ -110,6 +143,21 @@ mod tests {
                 EventData::Capacity(CapacityEvent { kind: CapacityEventKind::Add, extent, ..CapacityEvent::default() }),
                 "dynamic capacity: add, host 0, region 0, 8192 bytes at 0x1000, tag abababababababababababababababab",
                 ("dynamic-capacity", "length", json!(8192)),
+            ),
+            (
+                EventData::Dram(DramEvent { address: 0x1041, descriptor: 1, ..DramEvent::default() }),
+                "memory: uncorrectable error, ecc, at 0x1040, found by unknown",
+                ("dram", "address", json!(0x1040)),
+            ),
+            (
+                EventData::Media(MediaEvent { transaction: Transaction::HostRead, ..MediaEvent::default() }),
+                "memory: corrected error, ecc, at 0x0, found by host-read",
+                ("media", "is_uncorrectable", json!(false)),
+            ),
+            (
+                EventData::Module(ModuleEvent { temperature: 41, life_used_percent: 0xff, ..ModuleEvent::default() }),
+                "health: health-status, status 00, media 00, life used unknown, temperature 41 C",
+                ("module", "celsius", json!(41)),
             ),
         ];
         for (data, line, (kind, name, value)) in all {

@@ -5,10 +5,8 @@
 //! turns them into notices for people, and into doubts: that the state of a device has changed since it was read, or
 //! that an LD has been used.
 //!
-//! Another manager reads and clears the same logs. So the newest records stay in a switch's log for the others, and the
-//! last one that this manager has read serves as its bookmark: if the bookmark has gone, records may have gone unread.
-//! A log that was empty has no bookmark. Records may have gone from it, too, before the first that is found there,
-//! unless that is the record of this manager's own bind: before each bind, the log is read.
+//! Another manager reads and clears the same logs. So the newest records stay in a switch's log for the others; how a
+//! log is read on from its bookmark: `event_log.rs`. What devices write about their own health: `device_logs.rs`.
 //!
 //! The log of a device with dynamic capacity has a bookmark as well. It says whether the region's setting was changed
 //! that makes the device wipe what is released.
@@ -18,26 +16,24 @@ use std::fmt;
 
 use aquifer_fabric::{DeviceId, SwitchId};
 use aquifer_fmapi::{
-    BindVppb, BindingStatus, CapacityEventKind, ClearEventRecords, ErrorKind, EventData, EventLog, EventRecord,
-    GetEventRecords, PortEventKind, ReturnCode, VppbEvent, VppbEventKind,
+    BindingStatus, CapacityEventKind, ErrorKind, EventData, EventLog, EventRecord, PortEventKind, VppbEventKind,
 };
 use aquifer_fmapi_client::{Client, Clock, Failure, Hop};
 
-use crate::discover::patiently;
+use crate::event_log::{Bookmark, Mark, OwnBind, Seen, has_no_such_log, read_log};
 use crate::inventory::{DeviceView, Inventory, is_up};
-use crate::step_failure::{is_busy, is_unsupported};
+use crate::step_failure::is_unsupported;
 
 /// Maximum number of answers that are read of one log in one round. Each has some 60 records; the rest of the log of a
 /// peer that records faster is read in the next round.
 const ANSWERS_MAX: usize = 16;
-/// Maximum number of records that one command clears: a byte counts them.
-const HANDLES_MAX: usize = 255;
 /// How many of the newest records stay in a switch's log: more than a switch writes between two rounds of another
 /// manager.
 const KEPT: usize = 32;
 /// The bookmark alone stays in a device's log, which may have little room: QEMU's holds eight records.
-const KEPT_AT_A_DEVICE: usize = 1;
-const SWITCH_LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
+pub(crate) const KEPT_AT_A_DEVICE: usize = 1;
+/// The logs by severity.
+pub(crate) const LOGS: [EventLog; 4] = [EventLog::Informational, EventLog::Warning, EventLog::Failure, EventLog::Fatal];
 
 /// How serious a notice is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,49 +72,12 @@ pub(crate) struct Said {
     pub(crate) has_lost: bool,
 }
 
-/// Up to where a log was read.
-#[derive(Clone, Copy, Debug, Default)]
-enum Mark {
-    /// It was not read.
-    #[default]
-    Unread,
-    /// It was empty.
-    Empty,
-    /// This was its last record.
-    At(EventRecord),
-}
-
-/// A bind of this manager.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnBind {
-    pub(crate) vcs_id: u8,
-    pub(crate) vppb_id: u8,
-    /// The ports at which the device is.
-    pub(crate) ports: Vec<u8>,
-    /// As in the command: `BindVppb::NO_LD` for a device without LDs.
-    pub(crate) ld_id: u16,
-}
-
-impl OwnBind {
-    /// Whether this record says that the bind was done.
-    fn is_in(&self, record: &EventRecord) -> bool {
-        let Some(EventData::Vppb(event)) = record.meaning() else { return false };
-        let VppbEvent { vcs_id, vppb_id, vppb, .. } = event;
-        let is_ld = match vppb.status {
-            BindingStatus::Ld => u16::from(vppb.ld_id) == self.ld_id,
-            BindingStatus::Port => self.ld_id == BindVppb::NO_LD,
-            _ => false,
-        };
-        is_ld && (vcs_id, vppb_id) == (self.vcs_id, self.vppb_id) && self.ports.contains(&vppb.port_id)
-    }
-}
-
 /// Which logs a peer has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     /// `true` once the switch has said that it has no logs.
     is_unsupported: bool,
-    marks: [Mark; SWITCH_LOGS.len()],
+    marks: [Mark; LOGS.len()],
     /// The bookmarks of devices with dynamic capacity.
     device_marks: BTreeMap<DeviceId, Mark>,
     /// The latest bind of this manager.
@@ -144,14 +103,14 @@ impl Events {
         switch: &SwitchId,
         said: &mut Said,
     ) -> Result<(), Failure> {
-        for (log, mark) in SWITCH_LOGS.into_iter().zip(&mut self.marks) {
+        for (log, mark) in LOGS.into_iter().zip(&mut self.marks) {
             if self.is_unsupported {
                 break;
             }
-            let bookmark = Bookmark { mark, own: self.own_bind.as_ref(), kept: KEPT };
+            let bookmark = Bookmark { mark, own: self.own_bind.as_ref(), kept: KEPT, answers_max: ANSWERS_MAX };
             match read_log(client, clock, &[], log, bookmark, &mut |seen| match seen {
                 Seen::Record(record) => note(switch, None, record, said),
-                Seen::Loss => said.has_lost = true,
+                Seen::Cleared | Seen::Lost(_) => said.has_lost = true,
             }) {
                 Ok(()) => {}
                 Err(failure) if is_unsupported(&failure) => self.is_unsupported = true,
@@ -192,104 +151,17 @@ impl Events {
     ) -> Result<bool, Failure> {
         let (path, log) = ([Hop::Port(device.ports[0])], EventLog::DynamicCapacity);
         let mark = self.device_marks.entry(name.clone()).or_default();
-        let bookmark = Bookmark { mark, own: None, kept: KEPT_AT_A_DEVICE };
+        let bookmark = Bookmark { mark, own: None, kept: KEPT_AT_A_DEVICE, answers_max: ANSWERS_MAX };
         match read_log(client, clock, &path, log, bookmark, &mut |seen| match seen {
             Seen::Record(record) => note(switch, Some(name), record, said),
             // What hosts have is read in each round, whatever the records say.
-            Seen::Loss => said.doubtful_blocks.push(name.clone()),
+            Seen::Cleared | Seen::Lost(_) => said.doubtful_blocks.push(name.clone()),
         }) {
             Ok(()) => Ok(true),
             Err(failure) if is_unsupported(&failure) || has_no_such_log(&failure) => Ok(false),
             Err(failure) => Err(failure),
         }
     }
-}
-
-/// Returns whether a device has logs, and not this one.
-fn has_no_such_log(failure: &Failure) -> bool {
-    matches!(failure.return_code(), Some(ReturnCode::INVALID_INPUT | ReturnCode::INVALID_LOG))
-}
-
-/// How a log is read on from where it was left.
-struct Bookmark<'a> {
-    /// Up to where it was read.
-    mark: &'a mut Mark,
-    /// The latest bind of this manager, if the log has records of binds.
-    own: Option<&'a OwnBind>,
-    /// How many of the newest records stay.
-    kept: usize,
-}
-
-/// What a log says.
-enum Seen<'a> {
-    /// Records were lost before they were read.
-    Loss,
-    /// The log's next record.
-    Record(&'a EventRecord),
-}
-
-/// Reads a log, and clears the records that were read, except the newest. Each record is noted before it is cleared:
-/// the answer to that may be lost.
-fn read_log(
-    client: &mut Client,
-    clock: &dyn Clock,
-    path: &[Hop],
-    log: EventLog,
-    bookmark: Bookmark<'_>,
-    see: &mut dyn FnMut(Seen<'_>),
-) -> Result<(), Failure> {
-    let Bookmark { mark, own, kept } = bookmark;
-    let mut has_lost = false;
-    for _ in 0..ANSWERS_MAX {
-        let mut answer = patiently(client, clock, is_busy, |client| client.call(path, &GetEventRecords { log }))?;
-        has_lost |= answer.has_overflowed();
-        let has_more = answer.has_more();
-        answer.records.truncate(HANDLES_MAX);
-        let (known, is_gone) = match *mark {
-            Mark::Unread => (None, false),
-            Mark::Empty => (None, answer.records.first().is_some_and(|first| !own.is_some_and(|own| own.is_in(first)))),
-            Mark::At(mark) => {
-                let known = answer.records.iter().position(|record| *record == mark);
-                (known, known.is_none())
-            }
-        };
-        if answer.has_overflowed() || is_gone {
-            see(Seen::Loss);
-        }
-        answer.records.iter().skip(known.map_or(0, |at| at + 1)).for_each(|record| see(Seen::Record(record)));
-        *mark = answer.records.last().map_or(Mark::Empty, |last| Mark::At(*last));
-        // Clears the oldest records. If the log was read in part, only the last record read stays, so that the rest can
-        // be read.
-        let count = answer.records.len();
-        let stay = match (has_lost, has_more) {
-            (true, _) => 0,
-            (false, true) => usize::from(count > 1),
-            (false, false) => kept,
-        };
-        let handles: Vec<u16> = answer.records[..count.saturating_sub(stay)].iter().map(|it| it.handle).collect();
-        if handles.len() == count {
-            *mark = Mark::Empty;
-        }
-        if handles.is_empty() {
-            break;
-        }
-        // Another manager may have cleared them first. That is no failure.
-        let clear = ClearEventRecords { log, flags: 0, handles };
-        match patiently(client, clock, is_busy, |client| client.run(path, &clear)) {
-            Err(failure) if failure.return_code().is_none() => return Err(failure),
-            _ if !has_more => break,
-            _ => {}
-        }
-    }
-    if has_lost {
-        // Some peers report the loss until the whole log is cleared; the others refuse this command.
-        let clear = ClearEventRecords { log, flags: 1, handles: Vec::new() };
-        match client.run(path, &clear) {
-            Err(failure) if failure.return_code().is_none() => return Err(failure),
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 /// Takes note of one record.
@@ -347,7 +219,7 @@ fn note(switch: &SwitchId, device: Option<&DeviceId>, record: &EventRecord, said
             };
             ("DynamicCapacity", Severity::Ok, of(format_args!("{name}: host {} {what}", event.host_id)))
         }
-        None => return,
+        Some(EventData::Dram(_) | EventData::Media(_) | EventData::Module(_)) | None => return,
     };
     said.notices.push(Notice { kind, severity, message });
 }
@@ -359,7 +231,7 @@ fn severity(is_failure: bool) -> Severity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aquifer_fmapi::{CapacityEvent, PortEvent, PortStatus, Vppb};
+    use aquifer_fmapi::{CapacityEvent, PortEvent, PortStatus, Vppb, VppbEvent};
 
     #[test]
     fn records_become_notices_and_doubt() {
@@ -400,27 +272,5 @@ mod tests {
         let event = CapacityEvent { kind, ..CapacityEvent::default() };
         note(&switch, Some(&device), &EventData::Capacity(event).record(0), &mut said);
         assert_eq!(said.doubtful_blocks, [device]);
-    }
-
-    /// The first record of a log that was empty tells of no loss only if it is of our own bind.
-    #[test]
-    fn only_the_record_of_the_very_bind_is_our_own() {
-        let own = OwnBind { vcs_id: 1, vppb_id: 4, ports: vec![2, 3], ld_id: 2 };
-        let vppb = Vppb { status: BindingStatus::Ld, port_id: 3, ld_id: 2 };
-        let event = VppbEvent { vcs_id: 1, vppb_id: 4, kind: VppbEventKind::BindingChange, vppb };
-        assert!(own.is_in(&EventData::Vppb(event).record(0)));
-        for other in [
-            VppbEvent { vcs_id: 2, ..event },
-            VppbEvent { vppb_id: 5, ..event },
-            VppbEvent { vppb: Vppb { port_id: 4, ..vppb }, ..event },
-            VppbEvent { vppb: Vppb { ld_id: 1, ..vppb }, ..event },
-            VppbEvent { vppb: Vppb { status: BindingStatus::Port, ..vppb }, ..event },
-            VppbEvent { vppb: Vppb::default(), ..event },
-        ] {
-            assert!(!own.is_in(&EventData::Vppb(other).record(0)), "{other:?}");
-        }
-        let sld = OwnBind { ld_id: BindVppb::NO_LD, ..own };
-        let bound = VppbEvent { vppb: Vppb { status: BindingStatus::Port, ld_id: Vppb::NO_LD, ..vppb }, ..event };
-        assert!(sld.is_in(&EventData::Vppb(bound).record(0)));
     }
 }

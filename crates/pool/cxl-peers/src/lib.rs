@@ -11,12 +11,13 @@
 //! if nobody has had it since it was wiped. The same holds for blocks of dynamic capacity.
 //!
 //! The way of a round: `switches.rs` (all switches, each on a thread), `one_switch.rs` (its connection), `discover.rs`
-//! (reads an [`Inventory`]), `events.rs` (the records of its logs), then `report.rs`, `twice.rs` and `parts.rs` (pure:
-//! reports and topology). The way of a step: `step.rs` (bind, unbind, wipe), `capacity.rs` (dynamic capacity;
-//! `wiped_blocks.rs` wipes it, `capacity_hosts.rs` connects its hosts, `choice.rs` decides what is offered, `pending.rs`
-//! takes back what hosts have not answered, `unlisted.rs` keeps what devices do not list of it, `release_requests.rs`
-//! decides when a release is requested again), `direct_orders.rs` (what operators order directly). `contents.rs` keeps
-//! what is wiped; `config.rs` is a switch's part of the configuration.
+//! (reads an [`Inventory`]), `events.rs` and `device_logs.rs` (the records of its logs and its devices'), then
+//! `report.rs`, `twice.rs` and `parts.rs` (pure: reports and topology). The way of a step: `step.rs` (bind, unbind,
+//! wipe), `capacity.rs` (dynamic capacity; `wiped_blocks.rs` wipes it, `capacity_hosts.rs` connects its hosts,
+//! `choice.rs` decides what is offered, `pending.rs` takes back what hosts have not answered, `unlisted.rs` keeps what
+//! devices do not list of it, `release_requests.rs` decides when a release is requested again), `direct_orders.rs`
+//! (what operators order directly). `contents.rs` keeps what is wiped; `config.rs` is a switch's part of the
+//! configuration.
 
 #![forbid(unsafe_code)]
 
@@ -25,8 +26,10 @@ mod capacity_hosts;
 mod choice;
 mod config;
 mod contents;
+mod device_logs;
 mod direct_orders;
 mod discover;
+mod event_log;
 mod events;
 mod inventory;
 mod one_switch;

@@ -18,6 +18,7 @@ use aquifer_fmapi_client::{Client, Clock};
 use crate::choice::Choices;
 use crate::config::SwitchConfig;
 use crate::contents::Contents;
+use crate::device_logs::DeviceLogs;
 use crate::discover;
 use crate::events::{Events, Notice, Said, Severity};
 use crate::inventory::{DeviceView, Inventory};
@@ -57,6 +58,7 @@ pub struct Peer {
     pub(crate) choices: Choices,
     pub(crate) unlisted: Unlisted,
     pub(crate) events: Events,
+    device_logs: DeviceLogs,
     notices: Vec<Notice>,
     /// `true` while it answers.
     is_answering: bool,
@@ -84,6 +86,7 @@ impl Peer {
             choices: Choices::default(),
             unlisted: Unlisted::default(),
             events: Events::default(),
+            device_logs: DeviceLogs::default(),
             notices: Vec::new(),
             is_answering: false,
             is_doubtful: true,
@@ -180,6 +183,7 @@ impl Peer {
         if self.events.are_missing() {
             self.contents.forget_all();
         }
+        self.device_logs.ask_again();
         (self.connect)().map_err(|why| NotDone::Lost(format!("switch {}: {why}", self.config.name)))
     }
 
@@ -211,8 +215,9 @@ impl Peer {
         }
         let mut said = Said::default();
         let read = self.events.read_devices(client, &*clock, &self.config.name, &now, &mut said);
+        let logs = read.and_then(|()| self.device_logs.read(client, &*clock, &now, &mut said));
         self.take_in(said);
-        read?;
+        logs?;
         self.note_changes(&now);
         for (name, device) in now.devices.iter_mut().filter(|(_, device)| device.is_reachable) {
             device.capacity.iter_mut().for_each(|capacity| self.unlisted.complete(name, capacity));

@@ -17,7 +17,7 @@ use aquifer_fmapi_client::{Client, Hop};
 
 use crate::config::Wipe;
 use crate::discover::{patiently, read_bindings};
-use crate::events::OwnBind;
+use crate::event_log::OwnBind;
 use crate::inventory::{DeviceView, Holder, Inventory};
 use crate::one_switch::Peer;
 use crate::step_failure::{NotDone, is_unsupported};

@@ -91,6 +91,15 @@ pub enum Injection {
     },
     /// The background operation that runs, or else the next one, never ends by itself.
     BackgroundStalls,
+    /// A device writes a record about its memory or its health into one of its own logs.
+    DeviceEvent {
+        /// The number of the device.
+        device: usize,
+        /// The log: one of the four by severity.
+        log: EventLog,
+        /// What the record says.
+        event: EventData,
+    },
     /// A log of the switch is filled until a record is lost.
     EventOverflow {
         /// The log that is filled.
@@ -200,6 +209,9 @@ impl Switch {
             Injection::BackPressure { device, percent } => self.devices[device].qos.back_pressure_percent = percent,
             Injection::BackgroundFails { return_code } => self.background.fail(return_code),
             Injection::BackgroundStalls => self.background.stall(),
+            Injection::DeviceEvent { device, log, event } => {
+                self.devices[device].component.record(&mut context, log, &event, 0);
+            }
             Injection::EventOverflow { log } => {
                 // One more than a log holds, so that one is lost.
                 for _ in 0..=self.config.events_per_log {
@@ -266,6 +278,11 @@ impl Switch {
             Injection::BackgroundFails { return_code } => {
                 let is_no_end = [ReturnCode::SUCCESS, ReturnCode::BACKGROUND_STARTED].contains(return_code);
                 refuse(InjectionRefusal::Number, is_no_end)
+            }
+            Injection::DeviceEvent { device, log, event } => {
+                let is_of_memory = matches!(event, EventData::Dram(_) | EventData::Media(_) | EventData::Module(_));
+                refuse(InjectionRefusal::NoDevice, is_there(device) != Some(true))?;
+                refuse(InjectionRefusal::NoPlace, !is_of_memory || log.bits() >= EventLog::DynamicCapacity.bits())
             }
             Injection::EventOverflow { log } => refuse(InjectionRefusal::NoPlace, usize::from(log.bits()) >= LOGS),
             Injection::InsertDevice { device } => refuse(InjectionRefusal::NoDevice, is_there(device) != Some(false)),

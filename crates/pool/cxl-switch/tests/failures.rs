@@ -196,9 +196,36 @@ fn an_error_of_a_device_is_recorded_by_its_severity() {
     assert_eq!(status, Ok(Response::GetQosStatus(QosStatus { back_pressure_percent: 40 })));
 }
 
+/// A device's own logs are behind the tunnel: those of an SLD, and of the FM-owned LD of an MLD.
+#[test]
+fn a_device_writes_about_its_memory_into_its_own_log() {
+    let mut client = Client::new(config());
+    let media = MediaEvent { address: 0x1000, descriptor: 1, ..MediaEvent::default() };
+    let module = ModuleEvent { kind: ModuleEventKind::Temperature, temperature: 90, ..ModuleEvent::default() };
+    for (device, log, event) in
+        [(0, EventLog::Failure, EventData::Media(media)), (1, EventLog::Warning, EventData::Module(module))]
+    {
+        client.inject(Injection::DeviceEvent { device, log, event });
+        let get = Request::GetEventRecords(GetEventRecords { log });
+        let Ok(Response::GetEventRecords(read)) = client.ask(&at_device(device as u8), &get) else { panic!("refused") };
+        assert_eq!(read.records.iter().map(EventRecord::meaning).collect::<Vec<_>>(), [Some(event)]);
+        assert_eq!(read.records[0].flags & 3, u32::from(log.bits()), "the log is the severity");
+        assert_eq!(records(&mut client, log), EventRecords::default(), "the switch's log has none");
+    }
+}
+
 #[test]
 fn impossible_injections_are_refused() {
     let mut client = Client::new(config());
+    let event = EventData::Media(MediaEvent::default());
+    for (device, log, event, refusal) in [
+        (9, EventLog::Warning, event, InjectionRefusal::NoDevice),
+        (0, EventLog::DynamicCapacity, event, InjectionRefusal::NoPlace),
+        (0, EventLog::Warning, EventData::Port(PortEvent::default()), InjectionRefusal::NoPlace),
+    ] {
+        let refused = client.switch.inject(0, Injection::DeviceEvent { device, log, event });
+        assert_eq!(refused, Err(refusal));
+    }
     let mut refused = |injection| client.switch.inject(0, injection).expect_err("refused");
     assert_eq!(refused(Injection::InsertDevice { device: 0 }), InjectionRefusal::NoDevice);
     assert_eq!(refused(Injection::RemoveDevice { device: 9 }), InjectionRefusal::NoDevice);

@@ -7,6 +7,8 @@
 //! {"answer": {"how": "busy", "opcode": 20993, "times": 3}}
 //! {"background_stalls": null}
 //! {"link_flap": {"port_id": 1, "down_ms": 500}}
+//! {"device_event": {"device": 1, "log": 2, "event": {"media": {"address": 4096, "is_uncorrectable": true}}}}
+//! {"device_event": {"device": 1, "log": 1, "event": {"module": {"kind": 3, "celsius": 91}}}}
 //! ```
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_cxl_switch::{AnswerFailure, Injection};
-use aquifer_fmapi::{ErrorKind, EventLog, Opcode, ReturnCode};
+use aquifer_fmapi::{
+    DramErrorKind, DramEvent, ErrorKind, EventData, EventLog, MediaErrorKind, MediaEvent, ModuleEvent, ModuleEventKind,
+    Opcode, ReturnCode, Transaction,
+};
 use serde::Deserialize;
 
 use crate::args::Failure;
@@ -61,6 +66,64 @@ impl How {
     }
 }
 
+/// An error of memory, in a record.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryError {
+    address: u64,
+    #[serde(default)]
+    is_uncorrectable: bool,
+    #[serde(default)]
+    kind: u8,
+    #[serde(default)]
+    transaction: u8,
+}
+
+/// What a device writes into one of its logs. Numbers are those of the specification.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Recorded {
+    Dram(MemoryError),
+    Media(MemoryError),
+    Module {
+        kind: u8,
+        #[serde(default)]
+        health_status: u8,
+        #[serde(default)]
+        life_used_percent: u8,
+        #[serde(default)]
+        celsius: i16,
+    },
+}
+
+impl Recorded {
+    fn event(self) -> EventData {
+        match self {
+            Self::Dram(error) => EventData::Dram(DramEvent {
+                address: error.address,
+                descriptor: error.is_uncorrectable.into(),
+                kind: DramErrorKind::of_bits(error.kind),
+                transaction: Transaction::of_bits(error.transaction),
+                ..DramEvent::default()
+            }),
+            Self::Media(error) => EventData::Media(MediaEvent {
+                address: error.address,
+                descriptor: error.is_uncorrectable.into(),
+                kind: MediaErrorKind::of_bits(error.kind),
+                transaction: Transaction::of_bits(error.transaction),
+                ..MediaEvent::default()
+            }),
+            Self::Module { kind, health_status, life_used_percent, celsius } => EventData::Module(ModuleEvent {
+                kind: ModuleEventKind::of_bits(kind),
+                health_status,
+                life_used_percent,
+                temperature: celsius.cast_unsigned(),
+                ..ModuleEvent::default()
+            }),
+        }
+    }
+}
+
 fn once() -> u32 {
     1
 }
@@ -84,6 +147,11 @@ enum Command {
         return_code: u16,
     },
     BackgroundStalls,
+    DeviceEvent {
+        device: usize,
+        log: u8,
+        event: Recorded,
+    },
     EventOverflow {
         log: u8,
     },
@@ -114,6 +182,9 @@ impl Command {
                 Injection::BackgroundFails { return_code: ReturnCode(return_code) }
             }
             Self::BackgroundStalls => Injection::BackgroundStalls,
+            Self::DeviceEvent { device, log, event } => {
+                Injection::DeviceEvent { device, log: EventLog::of_bits(log), event: event.event() }
+            }
             Self::EventOverflow { log } => Injection::EventOverflow { log: EventLog::of_bits(log) },
             Self::InsertDevice { device } => Injection::InsertDevice { device },
             Self::LinkFlap { port_id, down_ms } => {

@@ -94,8 +94,18 @@ fn failures_are_injected_by_the_control_socket() {
     assert_eq!(running.control(r#"{"answer": {"how": "drop"}}"#)["ok"], true);
     client.send(&Request::Identify(Identify {}), MessageType::ComponentCommand);
     assert!(client.ask(&Request::IdentifySwitch(IdentifySwitch {})).is_ok());
+    for event in [
+        r#"{"media": {"address": 4096, "is_uncorrectable": true}}"#,
+        r#"{"dram": {"address": 64, "kind": 1, "transaction": 5}}"#,
+        r#"{"module": {"kind": 3, "celsius": -2}}"#,
+    ] {
+        let line = format!(r#"{{"device_event": {{"device": 1, "log": 2, "event": {event}}}}}"#);
+        assert_eq!(running.control(&line)["ok"], true, "{line}");
+    }
     for (line, cause) in [
         (r#"{"remove_device": {"device": 9}}"#, "no such device"),
+        (r#"{"device_event": {"device": 1, "log": 9, "event": {"media": {"address": 0}}}}"#, "no such port"),
+        (r#"{"device_event": {"device": 1, "log": 1, "event": {"mould": {}}}}"#, "no command"),
         (r#"{"link_flap": {"port_id": 99, "down_ms": 1}}"#, "no such port"),
         (r#"{"link_flap": {"port_id": 1, "down_ms": 18446744073709551615}}"#, "a number is out of range"),
         ("nonsense", "no command"),

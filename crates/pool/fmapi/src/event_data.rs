@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the records of a switch and of a dynamic-capacity device say, in their 80 bytes of data: which port, which
-//! vPPB, which extent. CXL 3.1, section 7.6.8 and table 8-50.
+//! What the records of a switch and of its devices say, in their 80 bytes of data: which port, which vPPB, which
+//! extent, which memory. CXL 3.1, section 7.6.8 and tables 8-45 to 8-50; for records of memory see `memory_event.rs`.
 //!
 //! The kind of record is its UUID. A record of another kind keeps its bytes.
 
@@ -11,6 +11,7 @@ use crate::dialect::Dialect;
 use crate::dynamic_capacity::Extent;
 use crate::event::{EVENT_DATA_BYTES, EventRecord};
 use crate::failure::DecodeFailure;
+use crate::memory_event::{DramEvent, MediaEvent, ModuleEvent};
 use crate::physical_switch::PortStatus;
 use crate::virtual_switch::Vppb;
 
@@ -154,8 +155,14 @@ payload! {
 pub enum EventData {
     /// The record is about dynamic capacity.
     Capacity(CapacityEvent),
+    /// The record is about an error of DRAM.
+    Dram(DramEvent),
+    /// The record is about an error of memory.
+    Media(MediaEvent),
     /// The record is about a port with multiple logical devices.
     MldPort(MldPortEvent),
+    /// The record is about the health of a device.
+    Module(ModuleEvent),
     /// The record is about a physical port.
     Port(PortEvent),
     /// The record is about a vPPB.
@@ -167,7 +174,10 @@ impl EventData {
     pub fn uuid(&self) -> [u8; 16] {
         match self {
             Self::Capacity(_) => CAPACITY,
+            Self::Dram(_) => DRAM,
+            Self::Media(_) => MEDIA,
             Self::MldPort(_) => MLD_PORT,
+            Self::Module(_) => MODULE,
             Self::Port(_) => PORT,
             Self::Vppb(_) => VPPB,
         }
@@ -178,7 +188,10 @@ impl EventData {
         let mut out = Writer::new(&Dialect::STANDARD);
         match self {
             Self::Capacity(event) => out.put(event),
+            Self::Dram(event) => out.put(event),
+            Self::Media(event) => out.put(event),
             Self::MldPort(event) => out.put(event),
+            Self::Module(event) => out.put(event),
             Self::Port(event) => out.put(event),
             Self::Vppb(event) => out.put(event),
         }
@@ -206,7 +219,10 @@ impl EventRecord {
         let mut input = Reader::new(&self.data, &Dialect::STANDARD);
         let read = match self.uuid {
             CAPACITY => input.read().map(EventData::Capacity),
+            DRAM => input.read().map(EventData::Dram),
+            MEDIA => input.read().map(EventData::Media),
             MLD_PORT => input.read().map(EventData::MldPort),
+            MODULE => input.read().map(EventData::Module),
             PORT => input.read().map(EventData::Port),
             VPPB => input.read().map(EventData::Vppb),
             _ => return None,
@@ -216,13 +232,17 @@ impl EventRecord {
 }
 
 const CAPACITY: [u8; 16] = 0xca95_afa7_f183_4018_8c2f_9526_8e10_1a2a_u128.to_be_bytes();
+const DRAM: [u8; 16] = 0x601d_cbb3_9c06_4eab_b8af_4e9b_fb5c_9624_u128.to_be_bytes();
+const MEDIA: [u8; 16] = 0xfbcd_0a77_c260_417f_85a9_088b_1621_eba6_u128.to_be_bytes();
 const MLD_PORT: [u8; 16] = 0x8dc4_4363_0c96_4710_b7bf_04bb_9953_4c3f_u128.to_be_bytes();
+const MODULE: [u8; 16] = 0xfe92_7475_dd59_4339_a586_79ba_b113_b774_u128.to_be_bytes();
 const PORT: [u8; 16] = 0x77cf_9271_9c02_470b_9fe4_bc7b_75f2_da97_u128.to_be_bytes();
 const VPPB: [u8; 16] = 0x40d2_6425_3396_4c4d_a5da_3d47_263a_f425_u128.to_be_bytes();
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory_event::{DramErrorKind, MediaErrorKind, ModuleEventKind, Transaction};
     use crate::virtual_switch::BindingStatus;
 
     #[test]
@@ -235,6 +255,9 @@ mod tests {
             EventData::Vppb(VppbEvent { vcs_id: 1, vppb_id: 4, kind: VppbEventKind::BindingChange, vppb }),
             EventData::MldPort(MldPortEvent { kind: ErrorKind::Fatal, port_id: 3, message: [9; 8] }),
             EventData::Capacity(CapacityEvent { host_id: 2, extent, tags_free: 12, ..Default::default() }),
+            EventData::Media(MediaEvent { address: 0x1043, descriptor: 1, rank: 3, ..Default::default() }),
+            EventData::Dram(DramEvent { kind: DramErrorKind::ScrubEcc, column: 0x203, ..Default::default() }),
+            EventData::Module(ModuleEvent { temperature: 41, corrected_persistent: 7, ..Default::default() }),
         ] {
             assert_eq!(said.record(1).meaning(), Some(said));
         }
@@ -252,5 +275,31 @@ mod tests {
         let event = CapacityEvent { extents_free: 3, tags_free: 4, ..Default::default() };
         let data = EventData::Capacity(event).record(0).data;
         assert_eq!((data[72], data[76]), (3, 4));
+    }
+
+    /// The offsets are those of Linux (include/cxl/event.h), which decodes the same records.
+    #[test]
+    fn fields_of_memory_are_where_other_readers_look_for_them() {
+        let (kind, transaction) = (MediaErrorKind::DataPath, Transaction::HostWrite);
+        let event = MediaEvent { address: 0x1043, descriptor: 1, kind, transaction, channel: 5, rank: 6, validity: 3 };
+        let data = EventData::Media(event).record(0).data;
+        assert_eq!((&data[..2], data[8], data[9], data[10], data[11]), (&[0x43, 0x10][..], 1, 2, 2, 3));
+        assert_eq!((data[13], data[14]), (5, 6));
+        assert_eq!((event.memory_address(), event.is_uncorrectable()), (0x1040, true));
+        let event = DramEvent { bank_group: 1, bank: 2, row: [3, 0, 0], column: 4, ..Default::default() };
+        let data = EventData::Dram(event).record(0).data;
+        assert_eq!((data[18], data[19], data[20], data[23]), (1, 2, 3, 4));
+        let kind = ModuleEventKind::Temperature;
+        let event = ModuleEvent { kind, life_used_percent: 9, temperature: 0xfffe, ..Default::default() };
+        let data = EventData::Module(ModuleEvent { dirty_shutdowns: 8, corrected_volatile: 7, ..event }).record(0).data;
+        assert_eq!((data[0], data[4], data[5], data[7], data[11]), (3, 9, 0xfe, 8, 7));
+        assert_eq!((event.celsius(), event.life_used()), (Some(-2), Some(9)));
+        let unknown = ModuleEvent { life_used_percent: 0xff, temperature: 0x7fff, ..event };
+        assert_eq!((unknown.celsius(), unknown.life_used()), (None, None));
+        let mut record = EventData::Module(event).record(2);
+        assert_eq!((record.is_permanent(), record.needs_replacement(), record.about_ld()), (false, false, None));
+        (record.flags, record.ld_id) = (0xae, 3);
+        assert!(record.is_permanent() && record.needs_maintenance() && record.needs_replacement());
+        assert_eq!(record.about_ld(), Some(3));
     }
 }

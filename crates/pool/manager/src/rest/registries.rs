@@ -14,19 +14,22 @@ const REGISTRIES: &str = "/redfish/v1/Registries";
 const OURS: &str = "AquiferFabric";
 
 /// The manager's messages: name, severity, meaning, resolution. Each has one argument, the whole text.
-const MESSAGES: [(&str, &str, &str, &str); 33] = [
+const MESSAGES: [(&str, &str, &str, &str); 36] = [
     ("AuditDamaged", "Critical", "The audit log is damaged.", "Compare it with an exported copy."),
     ("AuthorityReplaced", "OK", "Every end has a certificate of the new authority.", "Drop the old authority."),
     ("Changed", "OK", "Somebody changed the desired state.", "None."),
     ("ClockJumped", "Warning", "The clock of the manager has jumped ahead.", "Set the clock right."),
     ("DeliveryFailed", "Warning", "A listener did not take events.", "Check it, then resume its subscription."),
     ("DeviceError", "Warning", "A device reports an error.", "Look at the device."),
+    ("DeviceEvent", "OK", "A device has written a record of another kind.", "None."),
+    ("DeviceHealth", "Warning", "The health of a device has changed.", "Look at the device."),
     ("DeviceInserted", "OK", "A device was inserted.", "None."),
     ("DeviceLeftOut", "Warning", "Two switches show one device.", "Do what the message says."),
     ("DeviceRemoved", "Warning", "A device was pulled out.", "None; its members are replaced."),
     ("DynamicCapacity", "OK", "Dynamic capacity was added or released.", "None."),
     ("EventsLost", "Warning", "A switch has dropped event records.", "Compare the state of its devices."),
     ("Leads", "OK", "This manager leads.", "None."),
+    ("MediaError", "Warning", "A device reports an error of its memory.", "Look at the device."),
     ("NotApplied", "Warning", "The declaration cannot be applied.", "Change it as the message says."),
     ("NotRecorded", "Warning", "A registration was not stored.", "Register fewer ends at a time."),
     ("NotStored", "Critical", "The store refuses changes of the pool's state.", "Do what the message says."),
