@@ -168,6 +168,7 @@ pub fn control() -> Vec<Vec<u8>> {
         include_str!("../../../pool/control/tests/golden/messages_v1.jsonl"),
         include_str!("../../../pool/control/tests/golden/messages_v2.jsonl"),
         include_str!("../../../pool/control/tests/golden/messages_v3.jsonl"),
+        include_str!("../../../pool/control/tests/golden/messages_v6.jsonl"),
     );
     let mut seeds: Vec<Vec<u8>> = golden.lines().map(frame).collect();
     seeds.push(golden.lines().flat_map(frame).collect());

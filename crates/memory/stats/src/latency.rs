@@ -66,6 +66,17 @@ impl Latencies {
         self.sum_ns as f64 / 1000.0
     }
 
+    /// The total time of all measured faults in nanoseconds.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns
+    }
+
+    /// Numbers of faults in buckets that are four times as wide: four for each power of two from 16 ns on, and below
+    /// that one for every 4 ns.
+    pub fn quarters(&self) -> impl Iterator<Item = u64> + '_ {
+        self.buckets.chunks(LINEAR as usize / 4).map(sum)
+    }
+
     /// The longest time, exactly.
     pub fn max_us(&self) -> f64 {
         self.max_ns as f64 / 1000.0
@@ -162,6 +173,13 @@ mod tests {
             assert!(latencies.quantile_us(0.99) <= latencies.max_us(), "{value}");
         }
         assert_eq!(of(&[u64::MAX]).quantile_us(0.5), u64::MAX as f64 / 1000.0);
+    }
+
+    #[test]
+    fn quarters_are_four_for_each_power_of_two() {
+        let counts: Vec<u64> = of(&[0, 15, 16, 8192, 10_239, 10_240, u64::MAX]).quarters().collect();
+        let found: Vec<(usize, u64)> = counts.iter().copied().enumerate().filter(|(_, count)| *count > 0).collect();
+        assert_eq!((counts.len(), &found[..]), (132, &[(0, 1), (3, 1), (4, 1), (40, 2), (41, 1), (131, 1)][..]));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use layout::{MAGIC, VERSION};
 pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 pub use prometheus::{to_prometheus, to_prometheus_of_units};
 pub use sequenced::SettleTime;
-pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read, read_in};
+pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read, read_fault_latencies, read_in};
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.
 pub const SEGMENT_NAME: &std::ffi::CStr = c"aquifer-stats";

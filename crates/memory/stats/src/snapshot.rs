@@ -75,6 +75,24 @@ pub fn read_in(descriptor: BorrowedFd<'_>, timeout: &SettleTime) -> Result<Snaps
     Ok(Snapshot::take(|index| view.load(index), timeout))
 }
 
+/// Reads only the histogram of all faults. This waits for nothing, whatever the segment contains.
+pub fn read_fault_latencies(descriptor: BorrowedFd<'_>) -> Result<Latencies, NotASegment> {
+    let view = SharedView::open_start(descriptor, layout::WORDS).map_err(NotASegment::Unmappable)?;
+    check(view.len(), |index| view.load(index))?;
+    let mut all = Latencies::default();
+    FaultKind::ALL.iter().for_each(|kind| all.merge(&latencies(*kind, |index| view.load(index))));
+    Ok(all)
+}
+
+fn latencies(kind: FaultKind, load: impl Fn(usize) -> u64) -> Latencies {
+    let start = layout::latencies(kind);
+    Latencies {
+        sum_ns: load(start),
+        max_ns: load(start + 1),
+        buckets: (0..BUCKETS).map(|bucket| load(start + 2 + bucket)).collect(),
+    }
+}
+
 /// Checks that the words are a segment of this layout.
 pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), NotASegment> {
     if words <= layout::SIZE_WORD {
@@ -163,14 +181,6 @@ impl Snapshot {
             text.unwrap_or_default()
         };
         let text = |name: &Text| text_at(layout::text(*name), 2 + name.capacity_bytes() / 8);
-        let latencies = |kind: &FaultKind| {
-            let start = layout::latencies(*kind);
-            Latencies {
-                sum_ns: load(start),
-                max_ns: load(start + 1),
-                buckets: (0..BUCKETS).map(|bucket| load(start + 2 + bucket)).collect(),
-            }
-        };
         let gauges: Vec<u64> = Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect();
         let pid = u32::try_from(gauges[Gauge::Pid as usize]).ok().filter(|pid| *pid != 0);
         Snapshot {
@@ -181,7 +191,7 @@ impl Snapshot {
                 std::array::from_fn(|class| load(layout::heat(Place::ALL[place], class)))
             }),
             texts: Text::ALL.iter().map(text).collect(),
-            latencies: FaultKind::ALL.iter().map(latencies).collect(),
+            latencies: FaultKind::ALL.iter().map(|kind| latencies(*kind, &load)).collect(),
             levels: (0..LEVELS).map_while(|level| LevelSnapshot::take(level, &load, &text_at)).collect(),
             curve: curve::read(|index| load(layout::CURVE_WORD + index), timeout),
             is_unsettled: is_unsettled.get(),
@@ -383,8 +393,12 @@ mod tests {
     fn another_process_can_read_the_segment() {
         let counters = Counters::create().unwrap();
         counters.add(Counter::Errors, 2);
+        counters.record(FaultKind::Fetch, 9000);
+        counters.record(FaultKind::Wait, 700);
         let snapshot = read(counters.descriptor().unwrap()).unwrap();
         assert_eq!(snapshot, counters.snapshot());
+        assert_eq!(read_fault_latencies(counters.descriptor().unwrap()).unwrap(), snapshot.fault_latencies());
+        assert_eq!(snapshot.fault_latencies().sum_ns(), 9700);
         assert!(!snapshot.is_attached() && !snapshot.is_unsettled());
     }
 

@@ -19,10 +19,10 @@ use crate::end::Refused;
 use crate::failure::ChannelFailure;
 use crate::issuing::Issuing;
 use crate::message::{
-    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_CAUSES, VERSION_NAMES, VERSION_NEWEST,
-    VERSION_OLDEST, encode,
+    Directory, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, Query, VERSION_CAUSES, VERSION_FAULTS, VERSION_NAMES,
+    VERSION_NEWEST, VERSION_OLDEST, encode,
 };
-use crate::registrar::Shared;
+use crate::registrar::{Shared, lock};
 use crate::registration::{EndId, Kind};
 use crate::reports::{Heard, Held};
 use crate::strangers::Stranger;
@@ -38,6 +38,11 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 const DIRECTORY_PAUSE: Duration = Duration::from_millis(500);
 /// The time between two checks whether the certificate of an end is still good.
 const CHECK_PAUSE: Duration = Duration::from_secs(10);
+
+/// The shortest time between two questions for the faults of programs. The longest is this and [`PING_AFTER`].
+const MEASURE_PAUSE: Duration = Duration::from_secs(5);
+/// Longest answer to such a question: all buckets with the greatest counts fit.
+const MEASURED_BYTES_MAX: usize = 16 << 10;
 
 /// A request to an end.
 pub(crate) enum Request {
@@ -135,7 +140,7 @@ fn register<'a>(
             let jobs = shared.connect(&id, connection, own, Arc::clone(&line));
             let channel = Channel {
                 shared,
-                kind: id.kind(),
+                id: id.clone(),
                 stream,
                 version: chosen,
                 number: 0,
@@ -144,6 +149,7 @@ fn register<'a>(
                 told_at: None,
                 checked_at: Instant::now(),
                 checked_by: shared.side(),
+                measured_at: Instant::now(),
                 issuing: Issuing::new(shared.issuer.clone(), chosen),
                 held: Held::new(chosen),
             };
@@ -154,7 +160,7 @@ fn register<'a>(
 
 struct Channel<'a> {
     shared: &'a Shared,
-    kind: Kind,
+    id: EndId,
     stream: Stream,
     /// The version that both speak.
     version: u16,
@@ -167,6 +173,8 @@ struct Channel<'a> {
     checked_at: Instant,
     /// The authority and the revocation list against which the certificate was last checked.
     checked_by: Option<Arc<DonorSide>>,
+    /// When the end was last asked for faults, or has registered.
+    measured_at: Instant,
     issuing: Issuing,
     held: Held,
 }
@@ -189,6 +197,7 @@ impl Channel<'_> {
                     other => return Err(confused("pong", other.as_ref())),
                 }
                 self.renew()?;
+                self.measure()?;
                 continue;
             };
             let (begun, term, orders) = (Instant::now(), request.term(), self.line.orders());
@@ -207,6 +216,7 @@ impl Channel<'_> {
                 self.line.keep(term, orders, late);
             }
             self.renew()?;
+            self.measure()?;
         }
     }
 
@@ -240,10 +250,26 @@ impl Channel<'_> {
         }
     }
 
+    /// Asks an agent for the faults of its host's programs, if that is due.
+    fn measure(&mut self) -> Result<(), ChannelFailure> {
+        let is_asked = self.id.kind() == Kind::Host && self.version >= VERSION_FAULTS;
+        if !is_asked || self.measured_at.elapsed() < MEASURE_PAUSE {
+            return Ok(());
+        }
+        self.measured_at = Instant::now();
+        match self.exchange_sized(&Message::Measure, MEASURED_BYTES_MAX)? {
+            Some((Message::Measured(faults), _)) => {
+                lock(&self.shared.measurements).take(&self.id, faults, Instant::now());
+                Ok(())
+            }
+            other => Err(confused("measured", other.as_ref().map(|(answer, _)| answer))),
+        }
+    }
+
     fn query(&mut self, term: Term, is_drained: bool) -> Result<Answer, ChannelFailure> {
         let (directory, revocations, known) = (self.news(), self.issuing.news(), self.held.known());
         let query = Query { term, is_drained, directory, revocations, known };
-        let Some((answer, bytes)) = self.exchange_sized(&Message::Query(query))? else {
+        let Some((answer, bytes)) = self.exchange_sized(&Message::Query(query), FRAME_BYTES_MAX)? else {
             return Err(confused("reported", None));
         };
         match self.held.take(known.is_some(), self.number, answer, bytes) {
@@ -276,11 +302,11 @@ impl Channel<'_> {
             return None;
         }
         let roster = self.shared.roster();
-        let changes = Some(roster.changes_for(self.kind));
+        let changes = Some(roster.changes_for(self.id.kind()));
         if self.told == changes {
             return None;
         }
-        let directory = roster.directory_for(self.kind);
+        let directory = roster.directory_for(self.id.kind());
         drop(roster);
         (self.told, self.told_at) = (changes, Some(Instant::now()));
         Some(directory)
@@ -309,16 +335,16 @@ impl Channel<'_> {
 
     /// Sends a request and waits for its answer. Returns `None` if the request is too long, and was not sent.
     fn exchange(&mut self, request: &Message) -> Result<Option<Message>, ChannelFailure> {
-        Ok(self.exchange_sized(request)?.map(|(answer, _)| answer))
+        Ok(self.exchange_sized(request, FRAME_BYTES_MAX)?.map(|(answer, _)| answer))
     }
 
-    /// Works like `exchange`, and also returns how many bytes the answer has.
-    fn exchange_sized(&mut self, request: &Message) -> Result<Option<(Message, usize)>, ChannelFailure> {
+    /// Works like `exchange`, for an answer of at most `max` bytes, and also returns how many it has.
+    fn exchange_sized(&mut self, request: &Message, max: usize) -> Result<Option<(Message, usize)>, ChannelFailure> {
         self.number = self.number.wrapping_add(1);
         let Ok(frame) = encode(self.number, request) else { return Ok(None) };
         self.stream.within(ANSWER_WAIT);
         self.stream.send_bytes(&frame)?;
-        let (number, answer, bytes) = self.stream.receive_sized(FRAME_BYTES_MAX)?;
+        let (number, answer, bytes) = self.stream.receive_sized(max)?;
         match number == self.number {
             true => Ok(Some((answer, bytes))),
             false => Err(ChannelFailure::Confused { expected: "the answer's number", found: "another" }),

@@ -8,6 +8,7 @@ use std::fmt;
 use aquifer_fabric::{Command, Term};
 use serde::{Deserialize, Serialize};
 
+use crate::faults::Faults;
 use crate::message::{Query, Report};
 
 /// Longest reason for a refusal that is sent.
@@ -74,6 +75,11 @@ pub trait End: Send {
     fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
         let _ = list;
         Ok(())
+    }
+
+    /// Returns the faults of this host's programs since the end was started; `None` if it counts none, as by default.
+    fn measure(&mut self) -> Option<Faults> {
+        None
     }
 
     /// Carries out a command, at most once, or refuses it. It is done, or surely not done, when this returns.

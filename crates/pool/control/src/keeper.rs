@@ -335,6 +335,7 @@ impl Channel<'_> {
                 let carry_out = |command: &Command| check_term(command.term).and_then(|()| end.carry_out(command));
                 Message::Outcomes(commands.iter().map(carry_out).collect())
             }
+            Message::Measure => Message::Measured(end().measure()),
             Message::Renew => renewal.request().map_or_else(Message::Unable, Message::Request),
             Message::Certificate(chain) => match renewal.take(&chain) {
                 Ok(()) => {

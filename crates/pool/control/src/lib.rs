@@ -14,6 +14,7 @@
 //! - From version 4 on, a command says which request it is sent for.
 //! - From version 5 on, an agent knows the names of its volumes, and reports them: a manager whose state was lost
 //!   adopts the volumes under their names.
+//! - From version 6 on, a manager asks agents for the faults of their hosts' programs (`faults.rs`, `measuring.rs`).
 //! - A manager starts a [`Registrar`], which accepts ends (`registrar.rs`), decides who may register as what
 //!   (`roster.rs`, pure), and carries requests (`channel.rs`).
 //!
@@ -47,8 +48,10 @@ mod changes;
 mod channel;
 mod end;
 mod failure;
+mod faults;
 mod issuing;
 mod keeper;
+mod measuring;
 mod message;
 mod network;
 mod refusals;
@@ -64,8 +67,10 @@ pub use aquifer_authority::{Revocations, replace};
 pub use changes::{Changes, DonorChanges, HostChanges};
 pub use end::{Deposed, End, Refused};
 pub use failure::{ChannelFailure, NotAnAddress, NotStarted};
+pub use faults::{FAULT_BUCKETS, Faults};
 pub use issuing::Issuer;
 pub use keeper::{ChannelStatus, Keeper, KeeperSettings, ManagerAddress};
+pub use measuring::FaultFigures;
 pub use message::{
     Directory, FRAME_BYTES_MAX, HEADER_BYTES, HELLO_BYTES_MAX, Message, NotAFrame, Query, Report, VERSION_NEWEST,
     VERSION_OLDEST, Whereabouts, decode, encode, payload_bytes,

@@ -20,6 +20,7 @@
 //! | `pong` | `ping` | both are alive |
 //! | `request` or `unable` | `renew` | a request for a new certificate (version 2) |
 //! | `renewed` or `unable` | `certificate` | the new certificate (version 2) |
+//! | `measured` | `measure` | the faults of the programs of an agent's host (version 6) |
 //!
 //! Unknown messages and unknown fields end the connection: any change of the messages needs a new version.
 
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::changes::Changes;
 use crate::end::Refused;
+use crate::faults::Faults;
 use crate::registration::Registration;
 
 /// Bytes of a frame's header.
@@ -42,11 +44,13 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// Oldest version of the protocol that is spoken.
 pub const VERSION_OLDEST: u16 = 1;
 /// Newest version of the protocol that is spoken.
-pub const VERSION_NEWEST: u16 = 5;
+pub const VERSION_NEWEST: u16 = 6;
 /// The first version in which commands have causes.
 pub(crate) const VERSION_CAUSES: u16 = 4;
 /// The first version in which volumes have names, in commands and in reports.
 pub(crate) const VERSION_NAMES: u16 = 5;
+/// The first version in which agents count the faults of programs.
+pub(crate) const VERSION_FAULTS: u16 = 6;
 
 const MAGIC: [u8; 4] = *b"AQC1";
 
@@ -132,6 +136,10 @@ pub enum Message {
         /// What it says about itself.
         registration: Registration,
     },
+    /// Asks an agent for the faults of its host's programs.
+    Measure,
+    /// The faults since the agent was started, of programs that are or were shown to it; `None` if it counts none.
+    Measured(Option<Faults>),
     /// What became of each command.
     Outcomes(Vec<Result<(), Refused>>),
     /// Asks whether the end is alive.
@@ -170,6 +178,8 @@ impl Message {
             Self::Commands(_) => "commands",
             Self::Deposed(_) => "deposed",
             Self::Hello { .. } => "hello",
+            Self::Measure => "measure",
+            Self::Measured(_) => "measured",
             Self::Outcomes(_) => "outcomes",
             Self::Ping => "ping",
             Self::Pong => "pong",

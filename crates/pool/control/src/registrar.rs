@@ -26,6 +26,7 @@ use crate::channel::{self, Answer, Job};
 use crate::end::Refused;
 use crate::failure::NotStarted;
 use crate::issuing::Issuer;
+use crate::measuring::{FaultFigures, Measurements};
 use crate::message::Report;
 use crate::refusals::Refusals;
 use crate::registration::{EndId, Kind};
@@ -107,6 +108,7 @@ pub(crate) struct Shared {
     pub(crate) connected: Mutex<BTreeMap<EndId, Connected>>,
     pub(crate) strangers: Mutex<Strangers<TcpStream>>,
     pub(crate) refusals: Refusals,
+    pub(crate) measurements: Mutex<Measurements>,
     lines: Mutex<Lines>,
     log: Box<dyn Fn(&str) + Send + Sync>,
     is_over: AtomicBool,
@@ -223,6 +225,7 @@ impl Registrar {
             connected: Mutex::default(),
             strangers: Mutex::default(),
             refusals: Refusals::default(),
+            measurements: Mutex::default(),
             lines: Mutex::default(),
             log,
             is_over: AtomicBool::new(false),
@@ -257,10 +260,16 @@ impl Registrar {
         lock(&self.shared.connected).keys().cloned().collect()
     }
 
+    /// Returns the faults of programs, as the agents of their hosts count them.
+    pub fn faults(&self) -> Arc<FaultFigures> {
+        lock(&self.shared.measurements).figures(Instant::now())
+    }
+
     /// Forgets a registration and ends its channel. Returns whether there was one. An end that is alive registers
     /// again.
     pub fn forget(&self, id: &EndId) -> bool {
         let had = self.shared.roster().forget(id);
+        lock(&self.shared.measurements).forget(id);
         if let Some(old) = lock(&self.shared.connected).remove(id) {
             let _ = old.socket.shutdown(Shutdown::Both);
         }

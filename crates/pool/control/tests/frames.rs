@@ -8,7 +8,8 @@ mod ends;
 use std::path::Path;
 
 use aquifer_control::{
-    Changes, Directory, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode, payload_bytes,
+    Changes, Directory, Faults, HEADER_BYTES, Kind, Message, Query, Refused, Report, Whereabouts, decode, encode,
+    payload_bytes,
 };
 use aquifer_fabric::{Bytes, Cause, Command, MemberId, RequestId, VolumeId};
 use aquifer_fabric::{DonorReport, HostReport, LeaseReport, LeaseState, Term, Token, VolumeReport};
@@ -101,6 +102,12 @@ fn messages_of_version_5() -> Vec<Message> {
     vec![Message::Commands(vec![Command { step, ..release("d1", 3, 4) }]), Message::Reported(Report::Host(report))]
 }
 
+/// Returns the messages that version 6 adds.
+fn messages_of_version_6() -> Vec<Message> {
+    let faults = Faults { sum_ns: 27_500, buckets: [(40, 2), (131, 1)].into() };
+    vec![Message::Measure, Message::Measured(None), Message::Measured(Some(faults))]
+}
+
 #[test]
 fn what_is_written_is_read_back_and_is_golden() {
     check(messages(), "messages_v1.jsonl");
@@ -108,6 +115,7 @@ fn what_is_written_is_read_back_and_is_golden() {
     check(messages_of_version_3(), "messages_v3.jsonl");
     check(messages_of_version_4(), "messages_v4.jsonl");
     check(messages_of_version_5(), "messages_v5.jsonl");
+    check(messages_of_version_6(), "messages_v6.jsonl");
 }
 
 fn check(messages: Vec<Message>, golden: &str) {

@@ -132,7 +132,7 @@ fn what_is_no_registration_ends_the_connection() {
     );
     let wrong = Message::Hello { oldest: 1, newest: 1, registration: registration(Kind::Donor, "D 1") };
     assert!(matches!(exchange(&mut connect(&registrar), &wrong), Some(Message::Refused(_))));
-    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 5 }));
+    assert_eq!(exchange(&mut connect(&registrar), &hello(1, 9)), Some(Message::Welcome { version: 6 }));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_manager_of_an_older_version_gets_reports_without_names() {
         let _kept = Keeper::start(settings, &end, Box::new(|_| ())).expect("it starts");
         let (mut stream, _) = manager.accept().expect("it connects");
         stream.set_read_timeout(Some(TIMEOUT)).expect("set");
-        assert!(matches!(receive(&mut stream), Some(Message::Hello { newest: 5, .. })));
+        assert!(matches!(receive(&mut stream), Some(Message::Hello { newest: 6, .. })));
         stream.write_all(&encode(0, &Message::Welcome { version }).expect("short")).expect("sent");
         let answer = exchange(&mut stream, &Message::Query(Query { term: Term(1), ..Query::default() }));
         assert_eq!(answer, Some(Message::Reported(Report::Host(gets))), "version {version}");
@@ -281,7 +281,7 @@ fn an_end_registers_while_strangers_hold_all_places() {
         let strangers: Vec<TcpStream> = (0..40).map(|_| connect(&registrar)).collect();
         // Longer than a stranger keeps its place from newcomers, and shorter than it may take.
         std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(exchange(&mut connect(&registrar), &hello), Some(Message::Welcome { version: 5 }));
+        assert_eq!(exchange(&mut connect(&registrar), &hello), Some(Message::Welcome { version: 6 }));
         drop(strangers);
     }
 }

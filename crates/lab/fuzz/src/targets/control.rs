@@ -3,9 +3,11 @@
 
 //! What donors, agents and fabric managers send each other over control channels.
 
+use std::time::Duration;
+
 use aquifer_control::{
-    Changes, Entry, FRAME_BYTES_MAX, HEADER_BYTES, Kind, Message, Patterns, Report, Roster, decode, encode,
-    payload_bytes,
+    Changes, Entry, FAULT_BUCKETS, FRAME_BYTES_MAX, Faults, HEADER_BYTES, Kind, Message, Patterns, Report, Roster,
+    decode, encode, payload_bytes,
 };
 use aquifer_fabric::{DonorReport, HostReport};
 
@@ -42,8 +44,18 @@ fn take(roster: &mut Roster, message: Message) {
             Err(refused) => one_line(&refused.to_string()),
         },
         Message::Changed(changes) => change(changes),
+        Message::Measured(Some(faults)) => measure(&faults),
         _ => {}
     }
+}
+
+/// Takes counts as a manager takes those of an agent that was restarted. What is taken is plausible.
+fn measure(faults: &Faults) {
+    let Some(grown) = faults.since(&Faults::default(), Duration::from_secs(5)) else { return };
+    assert!(grown.buckets.keys().all(|bucket| *bucket < FAULT_BUCKETS));
+    assert_eq!(grown.since(&grown, Duration::ZERO), Some(Faults::default()));
+    let times = (grown.mean_us(), grown.quantile_us(0.99));
+    assert!(matches!((grown.count(), times), (0, (None, None)) | (1.., (Some(0.0..2e9), Some(0.0..2e9)))), "{times:?}");
 }
 
 /// Applies changes to an empty report. The changes from the empty report to the result give the same result.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer_control::{
-    Deposed, End, EndId, Keeper, KeeperSettings, Kind, Patterns, Query, Refused, Registrar, RegistrarSettings,
+    Deposed, End, EndId, Faults, Keeper, KeeperSettings, Kind, Patterns, Query, Refused, Registrar, RegistrarSettings,
     Registration, Report, Unheard,
 };
 use aquifer_fabric::{
@@ -46,6 +46,9 @@ pub struct Noted {
     pub may_end: Arc<AtomicBool>,
     /// How long it takes for an answer.
     pub delay: Duration,
+    /// The faults of its programs, and how often it was asked for them.
+    pub faults: Option<Faults>,
+    pub measured: u32,
 }
 
 impl Noted {
@@ -53,8 +56,8 @@ impl Noted {
         let gate = Gate::new(Incarnation(1), Term(0));
         let (queries, carried_out) = (Vec::new(), Vec::new());
         let (has_begun, may_end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        let delay = Duration::ZERO;
-        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, has_begun, may_end, delay }))
+        let (delay, faults, measured) = (Duration::ZERO, None, 0);
+        Arc::new(Mutex::new(Noted { kind, gate, queries, carried_out, has_begun, may_end, delay, faults, measured }))
     }
 }
 
@@ -68,6 +71,11 @@ impl End for Noted {
             Kind::Donor => Report::Donor(DonorReport { incarnation, term, ..DonorReport::default() }),
             Kind::Host => Report::Host(HostReport { incarnation, term, ..HostReport::default() }),
         })
+    }
+
+    fn measure(&mut self) -> Option<Faults> {
+        self.measured += 1;
+        self.faults.clone()
     }
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {
