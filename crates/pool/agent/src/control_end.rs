@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use aquifer_control::{Deposed, End, Query, Refused, Report, replace_readable};
+use aquifer_control::{Deposed, End, Faults, Query, Refused, Report, replace_readable};
 use aquifer_fabric::{Command, Term};
 use aquifer_telemetry::Side;
 
@@ -101,6 +101,11 @@ impl End for HostEnd {
     fn take_revocations(&mut self, list: &str) -> Result<(), Refused> {
         self.store_list(list.to_owned());
         Ok(())
+    }
+
+    /// Without metrics, no program is shown to the agent.
+    fn measure(&mut self) -> Option<Faults> {
+        self.shared.settings.metrics.map(|_| self.shared.shown.faults())
     }
 
     fn carry_out(&mut self, command: &Command) -> Result<(), Refused> {

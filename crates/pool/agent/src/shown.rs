@@ -8,17 +8,23 @@
 //! of another user's process, and each process appears once: Prometheus would take one of two samples with the same
 //! labels.
 //!
-//! Threads: one for each launcher (`session.rs`), and the one that writes the metrics.
+//! The faults of all programs are counted for managers, too: by how each program's counts grow while it is shown. So
+//! the counts of programs that have ended stay in the sum, and what a forged segment can add to it is bounded
+//! (`aquifer_control::Faults`).
+//!
+//! Threads: one for each launcher (`session.rs`), the one that writes the metrics, and those of the control channels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use aquifer_agent_wire::Denial;
+use aquifer_control::Faults;
 use aquifer_exporter::processes::{children, namespaced, pid_here, runs_as, unit_of};
-use aquifer_stats::{SettleTime, Snapshot};
+use aquifer_stats::{Gauge, Latencies, SettleTime, Snapshot};
 
 use crate::host_state::share_of;
 use crate::session::Peer;
@@ -26,9 +32,20 @@ use crate::session::Peer;
 /// Maximum number of programs that are shown. The metrics of so many take about 20 MiB, and a scrape may have 64.
 const SHOWN_MAX: usize = 1024;
 
-/// The programs that are shown now.
+/// How old a program may be whose faults all count, in whole seconds. A launcher shows its program a second after the
+/// start, and after a lost connection not before 5 s have passed: so nothing counts twice. What an older program has
+/// counted before it was shown, such as to an agent that was killed, is of the past.
+const NEW_S_MAX: u64 = 4;
+
+/// The programs that are shown now, and the faults of all that are or were shown.
 #[derive(Debug, Default)]
-pub(crate) struct ShownPrograms(Mutex<BTreeMap<Segment, Shown>>);
+pub(crate) struct ShownPrograms(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    programs: BTreeMap<Segment, Shown>,
+    faults: Faults,
+}
 
 /// The device and the inode of a segment.
 type Segment = (u64, u64);
@@ -38,6 +55,33 @@ type Segment = (u64, u64);
 struct Shown {
     launcher: Peer,
     segment: File,
+    /// The faults that are counted already, and when they were read.
+    counted: Faults,
+    counted_at: Instant,
+}
+
+impl Shown {
+    /// Adds the faults since the last call. Waits for nothing: managers wait for the sum.
+    fn count(&mut self, sum: &mut Faults) {
+        let Ok(latencies) = aquifer_stats::read_fault_latencies(self.segment.as_fd()) else { return };
+        let (faults, now) = (faults_of(&latencies), Instant::now());
+        if let Some(grown) = faults.since(&self.counted, now.duration_since(self.counted_at)) {
+            sum.add(&grown);
+        }
+        (self.counted, self.counted_at) = (faults, now);
+    }
+}
+
+/// Returns the faults of a program, by how long they took.
+fn faults_of(latencies: &Latencies) -> Faults {
+    let buckets = (0..).zip(latencies.quarters()).filter(|(_, count)| *count > 0).collect();
+    Faults { sum_ns: latencies.sum_ns(), buckets }
+}
+
+/// Returns whether a program has just started, by its own word.
+fn is_new(snapshot: &Snapshot) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    now.saturating_sub(snapshot.gauge(Gauge::StartTimeUnixS)) <= NEW_S_MAX
 }
 
 /// A program's place among those that are shown, until it is dropped.
@@ -48,13 +92,18 @@ pub(crate) struct Place {
 }
 
 impl Drop for Place {
+    /// The last counts of a program are read when its launcher has seen it end.
     fn drop(&mut self) {
-        self.shown.lock().remove(&self.segment);
+        let mut state = self.shown.lock();
+        let State { programs, faults } = &mut *state;
+        if let Some(mut shown) = programs.remove(&self.segment) {
+            shown.count(faults);
+        }
     }
 }
 
 impl ShownPrograms {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Segment, Shown>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,23 +113,33 @@ impl ShownPrograms {
         if launcher.pid == 0 {
             return Err(malformed("the agent cannot see the program's process".into()));
         }
-        aquifer_stats::read(segment.as_fd()).map_err(|failure| malformed(failure.to_string()))?;
+        let snapshot = aquifer_stats::read(segment.as_fd()).map_err(|failure| malformed(failure.to_string()))?;
+        let counted = if is_new(&snapshot) { Faults::default() } else { faults_of(&snapshot.fault_latencies()) };
         let segment = File::from(segment);
         let found = segment.metadata().map_err(|error| malformed(error.to_string()))?;
         let key = (found.dev(), found.ino());
         let max = programs.min(SHOWN_MAX);
-        let mut shown = self.lock();
+        let mut state = self.lock();
+        let shown = &mut state.programs;
         let own = shown.values().filter(|shown| shown.launcher.uid == launcher.uid).count();
         if shown.len() >= max || own >= share_of(launcher.uid, max) || shown.contains_key(&key) {
             return Err(Denial::Busy { programs: max });
         }
-        shown.insert(key, Shown { launcher, segment });
+        shown.insert(key, Shown { launcher, segment, counted, counted_at: Instant::now() });
         Ok(Place { shown: Arc::clone(self), segment: key })
     }
 
     /// Returns how many programs are shown.
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        self.lock().programs.len()
+    }
+
+    /// Returns the faults of all programs that are or were shown.
+    pub(crate) fn faults(&self) -> Faults {
+        let mut state = self.lock();
+        let State { programs, faults } = &mut *state;
+        programs.values_mut().for_each(|shown| shown.count(faults));
+        faults.clone()
     }
 
     /// Returns the present numbers of each program, with its systemd unit. The wait for segments whose writers have
@@ -89,7 +148,7 @@ impl ShownPrograms {
         let timeout = SettleTime::default();
         let read =
             |shown: &Shown| Some((aquifer_stats::read_in(shown.segment.as_fd(), &timeout).ok()?, shown.launcher));
-        let mut snapshots: Vec<(Snapshot, Peer)> = self.lock().values().filter_map(read).collect();
+        let mut snapshots: Vec<(Snapshot, Peer)> = self.lock().programs.values().filter_map(read).collect();
         // Always in the same order, so that a process that two segments name is always that of the same one.
         snapshots.sort_by_key(|(_, launcher)| launcher.pid);
         let mut taken = BTreeSet::new();
@@ -118,9 +177,17 @@ fn process_of(written: u32, launcher: Peer) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use aquifer_stats::{Counters, Gauge};
+    use std::ops::Range;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+
+    use aquifer_stats::{Counters, FaultKind};
+    use aquifer_sys::shared_segment::SharedSegment;
 
     use super::*;
+
+    /// The words of all latencies in a segment, which a golden file of `aquifer_stats` pins.
+    const LATENCIES: Range<usize> = 286..2406;
 
     fn own_uid() -> u32 {
         std::fs::metadata("/proc/self").unwrap().uid()
@@ -175,5 +242,68 @@ mod tests {
         let pids: Vec<Option<u32>> = shown.read().iter().map(|(snapshot, _)| snapshot.pid()).collect();
         assert_eq!(pids, [Some(std::process::id())]);
         drop(places);
+    }
+
+    /// Returns statistics of a program that started at this time.
+    fn started(at: u64) -> Counters {
+        let counters = Counters::create().unwrap();
+        counters.set(Gauge::StartTimeUnixS, at);
+        counters
+    }
+
+    fn now_s() -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+    }
+
+    #[test]
+    fn the_faults_of_programs_that_have_ended_stay_in_the_sum() {
+        let shown = Arc::new(ShownPrograms::default());
+        let (first, second) = (started(now_s()), started(now_s()));
+        // What a program has counted in its first second counts, too.
+        first.record(FaultKind::Fetch, 9000);
+        let places = [&first, &second].map(|counters| shown.show(peer(own_uid()), segment(counters), 8).unwrap());
+        second.record(FaultKind::Fresh, 30_000);
+        assert_eq!((shown.faults().count(), shown.faults().sum_ns), (2, 39_000));
+        first.record(FaultKind::Wait, 1_000_000);
+        drop(places);
+        let sum = shown.faults();
+        assert_eq!((sum.count(), sum.sum_ns), (3, 1_039_000));
+        // Its counts are in buckets of the same bounds: each time is within its own by less than a quarter.
+        for (share, us) in [(0.3, 9.0), (0.6, 30.0), (1.0, 1000.0)] {
+            let found = sum.quantile_us(share).unwrap();
+            assert!((found - us).abs() <= us / 4.0, "{found}, not {us}");
+        }
+    }
+
+    #[test]
+    fn what_an_older_program_has_counted_before_is_of_the_past() {
+        let shown = Arc::new(ShownPrograms::default());
+        let old = started(now_s() - 60);
+        old.record(FaultKind::Fetch, 9000);
+        let place = shown.show(peer(own_uid()), segment(&old), 8).unwrap();
+        assert_eq!(shown.faults().count(), 0);
+        old.record(FaultKind::Fetch, 9000);
+        assert_eq!(shown.faults().count(), 1);
+        drop(place);
+        let _again = shown.show(peer(own_uid()), segment(&old), 8).unwrap();
+        assert_eq!(shown.faults().count(), 1, "nothing counts twice");
+    }
+
+    #[test]
+    fn forged_counts_are_left_out_and_those_that_fall_have_begun_again() {
+        let shown = Arc::new(ShownPrograms::default());
+        let (honest, forger) = (started(now_s()), started(now_s()));
+        let _places = [&honest, &forger].map(|counters| shown.show(peer(own_uid()), segment(counters), 8).unwrap());
+        let words = SharedSegment::attach_inherited(forger.descriptor().unwrap().as_raw_fd()).unwrap();
+        let write = |count| words.words()[LATENCIES].iter().for_each(|word| word.store(count, Ordering::Relaxed));
+        for count in [u64::MAX, 0, u64::MAX / 600, 1 << 40] {
+            write(count);
+            honest.record(FaultKind::Fetch, 9000);
+            shown.faults();
+        }
+        assert_eq!(shown.faults().count(), 4);
+        write(0);
+        forger.record(FaultKind::Fetch, 9000);
+        assert_eq!(shown.faults().count(), 5);
     }
 }

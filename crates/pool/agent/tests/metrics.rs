@@ -128,6 +128,22 @@ fn a_manager_that_is_gone_is_seen_with_the_time_of_its_loss() {
 }
 
 #[test]
+fn the_manager_learns_the_faults_of_programs_that_run_and_of_those_that_have_ended() {
+    let mut world = World::start(1, 8);
+    let address = world.serve_metrics();
+    let counters = [program(), program()];
+    let [running, ended] = counters.each_ref().map(|counters| show(&world, counters));
+    wait_for(address, "aquifer_agent_programs_shown", 2);
+    wait_until("the manager has figures", || world.faults().hosts == 1);
+    assert_eq!(world.faults().total.count(), 0, "what older programs have counted before is of the past");
+    counters.iter().for_each(|counters| counters.record(FaultKind::Fetch, 30_000));
+    drop(ended);
+    wait_until("it knows both faults", || world.faults().total.count() == 2);
+    assert_eq!(world.faults().total.mean_us(), Some(30.0));
+    drop(running);
+}
+
+#[test]
 fn a_program_is_shown_again_after_the_agent_was_restarted() {
     let mut world = World::start(1, 8);
     let first = world.serve_metrics();

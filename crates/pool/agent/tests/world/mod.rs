@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_control::{EndId, Issuer, Kind, NotSent, Patterns, Registrar, RegistrarSettings, Report};
+use aquifer_control::{EndId, FaultFigures, Issuer, Kind, NotSent, Patterns, Registrar, RegistrarSettings, Report};
 use aquifer_donor::{Donor, Files, Security, Settings, Source};
 use aquifer_fabric::{
     Bytes, Command as FabricCommand, HostReport, Incarnation, MemberId, MemberLease, Place, Presentation, Redundancy,
@@ -228,6 +228,11 @@ impl World {
         let command =
             FabricCommand { term: Term(1), sequence: self.sequence, incarnation, step: step.clone(), cause: None };
         self.registrar.as_ref().expect("it runs").send(&[command]).remove(0)
+    }
+
+    /// Returns the faults that the manager knows of.
+    pub fn faults(&self) -> Arc<FaultFigures> {
+        self.registrar.as_ref().expect("it runs").faults()
     }
 
     /// Returns whether the agent has a channel to the manager, and what became of a query over it.
