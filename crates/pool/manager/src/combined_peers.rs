@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_control::FaultFigures;
 use aquifer_cxl_peers::{Act, Inventory, NotDone, Notice, Reached, Switches};
 use aquifer_fabric::{Command, Desired, End, Step, SwitchId, Term, Topology};
 
@@ -135,6 +136,10 @@ impl Peers for Combined {
         notices.extend(self.switches.take_notices());
         notices.extend(self.others.take_notices());
         notices
+    }
+
+    fn faults(&self) -> Arc<FaultFigures> {
+        self.others.faults()
     }
 
     fn inventories(&self) -> BTreeMap<SwitchId, Arc<Inventory>> {

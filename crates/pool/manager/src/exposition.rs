@@ -8,10 +8,15 @@
 
 use std::fmt::Write;
 
+use aquifer_control::FaultFigures;
 use aquifer_fabric::Bytes;
 
 use crate::meters::{BUCKETS_US, Durations, Readings};
 use crate::snapshot::{Answering, Snapshot};
+
+/// Upper limits of the buckets of fault latencies, as powers of two of nanoseconds: 1 us to 4.3 s, each four times as
+/// long as the one before.
+const FAULT_POWERS: [u8; 12] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32];
 
 /// The name, the type and the meaning of each metric.
 pub const METRICS: &[(&str, &str, &str)] = &[
@@ -33,6 +38,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "Members that cannot be replaced, and volumes whose change cannot be stored.",
     ),
     ("aquifer_fabric_peers", "gauge", "Donors, hosts and devices, by kind and by whether they answer."),
+    ("aquifer_fabric_fault_hosts", "gauge", "Hosts whose agents have counted the faults of their programs lately."),
+    (
+        "aquifer_fabric_fault_latency_seconds",
+        "histogram",
+        "Time to resolve a fault, for those that agents have counted since this manager leads.",
+    ),
     ("aquifer_fabric_rounds_seconds", "histogram", "Rounds of the reconciler."),
     ("aquifer_fabric_steps_total", "counter", "Steps that were sent."),
     ("aquifer_fabric_steps_failed_total", "counter", "Steps that were refused or lost."),
@@ -82,6 +93,19 @@ impl Page {
         self.add(name, "_count", "", count);
     }
 
+    fn faults(&mut self, figures: &FaultFigures) {
+        const NAME: &str = "aquifer_fabric_fault_latency_seconds";
+        self.add("aquifer_fabric_fault_hosts", "", "", figures.hosts);
+        for power in FAULT_POWERS {
+            let limit_s = (1_u64 << power) as f64 / 1e9;
+            self.add(NAME, "_bucket", &format!("le=\"{limit_s}\""), figures.total.count_below_power(power));
+        }
+        let count = figures.total.count();
+        self.add(NAME, "_bucket", "le=\"+Inf\"", count);
+        self.add(NAME, "_sum", "", figures.total.sum_ns as f64 / 1e9);
+        self.add(NAME, "_count", "", count);
+    }
+
     fn pool(&mut self, snapshot: &Snapshot) {
         let lent: Bytes = snapshot.topology.parts().donors.keys().map(|donor| snapshot.lent(donor)).sum();
         self.add("aquifer_fabric_term", "", "", snapshot.term.0);
@@ -98,6 +122,7 @@ impl Page {
             self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"yes\""), answering);
             self.add("aquifer_fabric_peers", "", &format!("kind=\"{kind}\",answers=\"no\""), all - answering);
         }
+        self.faults(&snapshot.faults);
     }
 }
 
@@ -153,6 +178,18 @@ mod tests {
                        aquifer_fabric_store_commit_seconds_bucket{le=\"0.001\"} 1\n";
         assert!(text.contains(buckets) && text.contains("aquifer_fabric_store_commit_seconds_sum 0.0007\n"), "{text}");
         assert!(text.contains("{route=\"/redfish/v1\",method=\"GET\",status=\"200\"} 1\n"), "{text}");
+    }
+
+    #[test]
+    fn fault_latencies_are_a_histogram() {
+        let total = aquifer_control::Faults { sum_ns: 27_000, buckets: [(40, 3)].into() };
+        let faults = FaultFigures { hosts: 2, total, ..FaultFigures::default() };
+        let text = exposition(&Readings::default(), Some(&Snapshot { faults: faults.into(), ..Snapshot::default() }));
+        let name = "aquifer_fabric_fault_latency_seconds";
+        let lines = format!("{name}_bucket{{le=\"0.000004096\"}} 0\n{name}_bucket{{le=\"0.000016384\"}} 3\n");
+        let ends = format!("{name}_bucket{{le=\"+Inf\"}} 3\n{name}_sum 0.000027\n{name}_count 3\n");
+        assert!(text.contains(&lines) && text.contains(&ends), "{text}");
+        assert!(text.contains("aquifer_fabric_fault_hosts 2\n"), "{text}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_control::FaultFigures;
 use aquifer_cxl_peers::{Act, Inventory, Notice, Reached};
 use aquifer_fabric::{
     Command, Desired, DeviceId, DeviceReport, DonorId, DonorReport, End, HostId, HostReport, SwitchId, Term, Topology,
@@ -140,6 +141,11 @@ pub trait Peers: Send {
     /// Returns what happened at switches since the last call.
     fn take_notices(&mut self) -> Vec<Notice> {
         Vec::new()
+    }
+
+    /// Returns the faults of programs, as agents count them. By default no agent does.
+    fn faults(&self) -> Arc<FaultFigures> {
+        Arc::default()
     }
 
     /// Returns what was read last of each switch that is not simulated.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_control::{
-    EndId, Entry, Heard, Issuer, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Unheard,
+    EndId, Entry, FaultFigures, Heard, Issuer, NotSent, NotStarted, Registrar, RegistrarSettings, Registration, Unheard,
 };
 use aquifer_fabric::{
     Availability, Bytes, Command, Desired, Donor, DonorId, Enclosure, End, Host, Parts, SLAB, Source, Term, Topology,
@@ -247,6 +247,10 @@ impl Peers for Registered {
             }
         }
         reports
+    }
+
+    fn faults(&self) -> Arc<FaultFigures> {
+        self.registrar.faults()
     }
 
     fn turns(&self) -> u32 {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use aquifer_control::FaultFigures;
 use aquifer_cxl_peers::Inventory;
 use aquifer_fabric::{
     Availability, Bytes, Capacity, Desired, DonorId, LeaseState, Observed, Source, SwitchId, Term, Topology, VolumeId,
@@ -49,6 +50,8 @@ pub(crate) struct Snapshot {
     pub(crate) tasks: Tasks,
     /// What was read of each switch that is not simulated.
     pub(crate) inventories: BTreeMap<SwitchId, Arc<Inventory>>,
+    /// The faults of programs, as agents count them.
+    pub(crate) faults: Arc<FaultFigures>,
     pub(crate) term: Term,
     /// Counts rounds since the start.
     pub(crate) rounds: u64,

@@ -331,6 +331,7 @@ impl Writer {
             unrepaired: self.unrepaired.clone(),
             tasks: self.tasks.clone(),
             inventories: self.peers.inventories(),
+            faults: self.peers.faults(),
             term: self.term,
             rounds: self.rounds,
             steps: self.steps,

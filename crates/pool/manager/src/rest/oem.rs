@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use aquifer_control::FaultFigures;
 use aquifer_fabric::Declaration;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,6 +37,18 @@ pub(super) fn plan_body(done: &Done) -> Value {
     })
 }
 
+/// Returns the faults of programs, as agents have counted them lately; `null` if no agent has figures. Without faults
+/// there are no latencies.
+fn faults(figures: &FaultFigures) -> Value {
+    if figures.hosts == 0 {
+        return Value::Null;
+    }
+    json!({
+        "Hosts": figures.hosts, "PerSecond": figures.per_second, "MeanMicroseconds": figures.newest.mean_us(),
+        "P99Microseconds": figures.newest.quantile_us(0.99),
+    })
+}
+
 pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
     let snapshot = &call.snapshot;
     let count = |of: Answering| json!({ "Answering": of.answering, "All": of.all });
@@ -58,6 +71,7 @@ pub(super) fn status(call: &Call<'_>) -> Result<Answer, Problem> {
                          "Unsettled": unsettled },
             "Capacity": snapshot.capacity(), "Lent": lent,
             "Steps": { "Due": snapshot.round.steps.len(), "Sent": snapshot.steps.sent, "Failed": snapshot.steps.failed },
+            "Faults": faults(&snapshot.faults),
             "Waiting": waiting, "Strays": strays, "Unrepaired": snapshot.unrepaired,
             "IsSettled": snapshot.rounds > 0 && unsettled == 0 && snapshot.round.is_settled(),
             "JoinTokens": { "@odata.id": format!("{PATH}/JoinTokens") },

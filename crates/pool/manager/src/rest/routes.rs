@@ -368,7 +368,11 @@ pub(super) const ROUTES: &[Route] = &[
         events::resume,
     )
     .by(Administrator),
-    get("/redfish/v1/Oem/Aquifer", "The state of the pool in short", oem::status),
+    get(
+        "/redfish/v1/Oem/Aquifer",
+        "The state of the pool in short, and the faults of its hosts' programs",
+        oem::status,
+    ),
     get("/redfish/v1/Oem/Aquifer/Declaration", "The declaration that the desired state fulfils", oem::export),
     change(
         Post,
