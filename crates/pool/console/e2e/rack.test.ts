@@ -235,6 +235,32 @@ test("events and figures arrive by themselves", async () => {
   await page.getByText("admin: resize volume cache to 6GiB").waitFor();
   await visit(page, "overview", "Overview");
   await page.locator(".chart path.line").first().waitFor({ state: "attached" });
+  await page.getByText("No figures: no agent of a host counts faults.").first().waitFor();
+  await closed(tab);
+});
+
+test("faults and their latency are charted, and read by keyboard", async () => {
+  const tab = await open(browser);
+  const { page } = tab;
+  await login(page, "admin", PASSWORD);
+  // Simulated agents have no programs.
+  const faults = { Hosts: 3, PerSecond: 4321, MeanMicroseconds: 12.5, P99Microseconds: 2500 };
+  await page.route(/\/redfish\/v1\/Oem\/Aquifer$/, async (route) => {
+    const headers = { ...route.request().headers() };
+    delete headers["if-none-match"];
+    const answer = await route.fetch({ headers });
+    const body = JSON.stringify({ ...((await answer.json()) as object), Faults: faults });
+    await route.fulfill({ response: answer, body, headers: { ...answer.headers(), etag: '"other"' } });
+  });
+  await visit(page, "overview", "Overview");
+  const chart = (title: string) => page.locator("figure", { hasText: title });
+  await chart("Latency of faults").locator("path.line").first().waitFor({ state: "attached" });
+  await chart("Latency of faults").getByText("2.5 ms").first().waitFor();
+  await chart("Faults of programs").locator("summary").focus();
+  await page.keyboard.press("Enter");
+  await chart("Faults of programs").getByRole("cell", { name: "4321/s" }).first().waitFor();
+  expect(await judged(page)).toEqual([]);
+  await shoot(page, "faults");
   await closed(tab);
 });
 

@@ -5,13 +5,14 @@
 
 import { describe, expect, test } from "vitest";
 
-import { readEnd, readVolume } from "../src/api/resources";
+import { readEnd, readStatus, readVolume } from "../src/api/resources";
 import { heatLevel, warm } from "../src/model/activity";
 import { mebibytes, parseBytes, percent, showBytes, sizeProblem } from "../src/model/bytes";
 import { fullness, groupEnds, matches, searchEnds, stateOf } from "../src/model/groups";
 import { add, SAMPLES_MAX, type Sample } from "../src/model/history";
 import { mayAct, type Status } from "../src/model/pool";
 import { Reader, Unexpected } from "../src/model/reader";
+import { line } from "../src/ui/chart";
 import { answers, donor, pool, volume } from "./example";
 import { Random } from "./random";
 
@@ -97,6 +98,23 @@ describe("answers of the manager", () => {
     }
   });
 
+  test("have the faults of programs if an agent counts them", () => {
+    const status = answers()["/redfish/v1/Oem/Aquifer"] as Record<string, unknown>;
+    const faults = (value: unknown) => readStatus(new Reader({ ...status, Faults: value }, "it")).faults;
+    expect(readStatus(new Reader(status, "it")).faults, "a manager of an older version").toBeNull();
+    expect(faults(null)).toBeNull();
+    const [times, none] = [
+      { MeanMicroseconds: 9.5, P99Microseconds: 40 },
+      { MeanMicroseconds: null, P99Microseconds: null },
+    ];
+    expect(faults({ Hosts: 2, PerSecond: 120.5, ...times })).toEqual({
+      ...{ hosts: 2, perSecond: 120.5 },
+      ...{ meanUs: 9.5, p99Us: 40 },
+    });
+    expect(faults({ Hosts: 1, PerSecond: 0, ...none })?.p99Us).toBeNull();
+    expect(() => faults({ Hosts: 1, PerSecond: "many", ...none })).toThrow(Unexpected);
+  });
+
   test("have no properties that nobody has sent", () => {
     expect(new Reader({}, "it").at("constructor").isMissing).toBe(true);
     expect(new Reader([1], "it").at("length").isMissing).toBe(true);
@@ -178,6 +196,27 @@ describe("the last minutes", () => {
       samples = add(samples, status(0, 0), at, 1);
     }
     expect(samples.length).toBe(SAMPLES_MAX);
+  });
+
+  test("have the faults that the manager names, and none while no agent counts them", () => {
+    const faults = { hosts: 1, perSecond: 7, meanUs: 9, p99Us: null };
+    const samples = add(add([], { ...status(0, 0), faults: null }, 0, 1), { ...status(0, 0), faults }, 2000, 1);
+    const figures = samples.map((one) => [one.faultsPerSecond, one.faultMeanUs, one.faultP99Us]);
+    expect(figures).toEqual([
+      [null, null, null],
+      [7, 9, null],
+    ]);
+  });
+
+  test("a line has a gap where there is no figure", () => {
+    const values: [number, number | null][] = [
+      [0, null],
+      [1, 5],
+      [2, 6],
+      [3, null],
+      [4, 7],
+    ];
+    expect(line(values, (x, y) => [x, y])).toBe("M1.0,5.0L2.0,6.0M4.0,7.0");
   });
 
   test("a donor is hot while its memory changes hands, and cools down", () => {

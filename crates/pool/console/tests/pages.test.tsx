@@ -238,6 +238,29 @@ describe("texts of strangers", () => {
   });
 });
 
+test("the faults of programs are charted with their figures in a table, and that there are none is said", async () => {
+  await open("#/overview");
+  expect((await screen.findAllByText(/^No figures: no agent of a host/, {}, PATIENT)).length).toBe(2);
+  const faults = { Hosts: 1, PerSecond: 123.4, MeanMicroseconds: 9.25, P99Microseconds: 1500 };
+  Object.assign(manager.known["/redfish/v1/Oem/Aquifer"] as object, { Faults: faults });
+  watch.look(false);
+  await waitFor(() => expect(screen.queryByText(/^No figures:/)).toBeNull(), PATIENT);
+  const chart = (name: RegExp) => within(screen.getByRole("figure", { name }));
+  const newest = (name: RegExp) => {
+    const row = chart(name).getAllByRole("row", { hidden: true })[1] as HTMLElement;
+    return within(row)
+      .getAllByRole("cell", { hidden: true })
+      .map((cell) => cell.textContent);
+  };
+  expect(newest(/^Faults of programs/)).toEqual(["123/s"]);
+  expect(newest(/^Latency of faults/)).toEqual(["9.3 us", "1.5 ms"]);
+  expect(chart(/^Faults of programs/).getAllByText("no figures").length, "the sample of before").toBeGreaterThan(0);
+  // The agent has ended: what was before stays.
+  Object.assign(manager.known["/redfish/v1/Oem/Aquifer"] as object, { Faults: null });
+  watch.look(false);
+  await waitFor(() => expect(newest(/^Faults of programs/)).toEqual(["no figures"]), PATIENT);
+});
+
 test("a log that is not the one of before is broken, until the reader says that it is another pool", async () => {
   const path = "/redfish/v1/Oem/Aquifer/Audit?$skip=0&$top=1000";
   manager.known[path] = { Records: [], Tail: { records: 0, hash: "0".repeat(64) } };

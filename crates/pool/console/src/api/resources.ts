@@ -9,6 +9,7 @@ import {
   type Account,
   type End,
   type EndKind,
+  type Faults,
   type Health,
   type Member,
   type MemoryPool,
@@ -141,6 +142,16 @@ export function readPort(body: Reader): Port {
   };
 }
 
+function readFaults(body: Reader): Faults {
+  const time = (name: string) => body.at(name).maybe((reader) => reader.number());
+  return {
+    hosts: body.at("Hosts").number(),
+    perSecond: body.at("PerSecond").number(),
+    meanUs: time("MeanMicroseconds"),
+    p99Us: time("P99Microseconds"),
+  };
+}
+
 export function readStatus(body: Reader): Status {
   const count = (name: string) => ({
     answering: body.at(name, "Answering").number(),
@@ -164,6 +175,8 @@ export function readStatus(body: Reader): Status {
     capacity: body.at("Capacity").size(),
     lent: body.at("Lent").size(),
     steps: { due: steps.at("Due").number(), sent: steps.at("Sent").number(), failed: steps.at("Failed").number() },
+    // Managers of an older version have none.
+    faults: body.at("Faults").maybe(readFaults),
     waiting: lines("Waiting"),
     strays: lines("Strays"),
     unrepaired: lines("Unrepaired"),

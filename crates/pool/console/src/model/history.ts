@@ -2,6 +2,7 @@
 // Copyright the Aquifer authors
 
 // The figures of the last minutes, for charts: what the manager's status said, and how fast its counters grew. Pure.
+// The manager itself has the rate of faults, since agents are asked at other times than it.
 //
 // The manager keeps no history; a chart begins when its page was opened.
 
@@ -23,6 +24,11 @@ export interface Sample {
   readonly failuresPerSecond: number;
   /** Bytes that were lent or came back, a second. */
   readonly bytesPerSecond: number;
+  /** Faults of programs, a second; `null` if no host's agent counts them. */
+  readonly faultsPerSecond: number | null;
+  /** How long they took, in microseconds; `null` without faults. */
+  readonly faultMeanUs: number | null;
+  readonly faultP99Us: number | null;
   /** How long the manager took to answer, in milliseconds. */
   readonly answerMs: number;
   /** The counters of the manager, from which the next rates are. */
@@ -48,6 +54,9 @@ export function add(samples: readonly Sample[], status: Status, at: number, answ
     stepsPerSecond: last ? rate(last.sent, status.steps.sent, seconds) : 0,
     failuresPerSecond: last ? rate(last.failed, status.steps.failed, seconds) : 0,
     bytesPerSecond: last ? rate(0, Math.abs(status.lent - last.lent), seconds) : 0,
+    faultsPerSecond: status.faults?.perSecond ?? null,
+    faultMeanUs: status.faults?.meanUs ?? null,
+    faultP99Us: status.faults?.p99Us ?? null,
     answerMs,
     sent: status.steps.sent,
     failed: status.steps.failed,

@@ -85,6 +85,17 @@ export interface Count {
   readonly all: number;
 }
 
+/** The faults of programs on the hosts, in the last seconds. */
+export interface Faults {
+  /** Hosts whose agents count them. */
+  readonly hosts: number;
+  readonly perSecond: number;
+  /** How long they took, in microseconds; `null` if there were none. */
+  readonly meanUs: number | null;
+  /** The time within which 99 of 100 were resolved. */
+  readonly p99Us: number | null;
+}
+
 export interface Status {
   readonly isSettled: boolean;
   readonly version: number;
@@ -97,6 +108,8 @@ export interface Status {
   readonly capacity: Bytes;
   readonly lent: Bytes;
   readonly steps: { readonly due: number; readonly sent: number; readonly failed: number };
+  /** `null` if no host's agent counts faults. */
+  readonly faults: Faults | null;
   readonly waiting: readonly string[];
   readonly strays: readonly string[];
   readonly unrepaired: readonly string[];

@@ -129,6 +129,10 @@ function Troubles({ status }: { status: Status }) {
 const count = (value: number) =>
   value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
 
+const latency = (us: number) => (us < 1000 ? `${count(us)} us` : `${count(us / 1000)} ms`);
+
+const NO_FAULTS = "No figures: no agent of a host counts faults. Set metrics in the configuration of agents.";
+
 function Charts() {
   const { samples } = useConsole();
   return (
@@ -170,6 +174,25 @@ function Charts() {
         series={[
           { title: "volumes not settled", value: (sample) => sample.unsettled },
           { title: "steps due", value: (sample) => sample.stepsDue },
+        ]}
+      />
+      <Chart
+        title="Faults of programs"
+        samples={samples}
+        show={(value) => `${count(value)}/s`}
+        atLeast={10}
+        empty={NO_FAULTS}
+        series={[{ title: "resolved", value: (sample) => sample.faultsPerSecond }]}
+      />
+      <Chart
+        title="Latency of faults"
+        samples={samples}
+        show={latency}
+        atLeast={10}
+        empty={NO_FAULTS}
+        series={[
+          { title: "mean", value: (sample) => sample.faultMeanUs },
+          { title: "99 % within", value: (sample) => sample.faultP99Us },
         ]}
       />
       <Chart

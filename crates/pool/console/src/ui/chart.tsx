@@ -11,7 +11,8 @@ import { useWidth } from "./width";
 
 export interface Series {
   readonly title: string;
-  readonly value: (sample: Sample) => number;
+  /** `null` where a sample has no figure. */
+  readonly value: (sample: Sample) => number | null;
 }
 
 interface ChartProps {
@@ -22,6 +23,8 @@ interface ChartProps {
   /** The axis reaches at least this value. */
   atLeast: number;
   isBytes?: boolean;
+  /** What is said if no sample has a figure. */
+  empty?: string;
 }
 
 const HEIGHT = 150;
@@ -41,22 +44,47 @@ export function ceiling(value: number, isBytes: boolean): number {
   return ([1, 2, 5, 10].find((factor) => factor * power >= value) ?? 10) * power;
 }
 
-/** The points of a line. */
-export function line(values: readonly [number, number][], scale: (x: number, y: number) => [number, number]): string {
+/** The points of a line, with a gap where there is no value. */
+export function line(
+  values: readonly [number, number | null][],
+  scale: (x: number, y: number) => [number, number],
+): string {
   return values
     .map(([x, y], index) => {
+      if (y === null) {
+        return "";
+      }
       const [px, py] = scale(x, y);
-      return `${index === 0 ? "M" : "L"}${px.toFixed(1)},${py.toFixed(1)}`;
+      const isFirst = (values[index - 1]?.[1] ?? null) === null;
+      return `${isFirst ? "M" : "L"}${px.toFixed(1)},${py.toFixed(1)}`;
     })
     .join("");
 }
 
-export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartProps) {
+export function Chart(props: ChartProps) {
+  const { title, samples, series, empty } = props;
+  const id = useId();
+  const isEmpty = samples.length > 0 && samples.every((sample) => series.every((one) => one.value(sample) === null));
+  if (empty === undefined || !isEmpty) {
+    return <Lines {...props} />;
+  }
+  return (
+    <figure class="chart" aria-labelledby={id}>
+      <figcaption id={id}>
+        <strong>{title}</strong>
+      </figcaption>
+      <p class="empty">{empty}</p>
+    </figure>
+  );
+}
+
+function Lines({ title, samples, series, show, atLeast, isBytes }: ChartProps) {
   const [element, width] = useWidth<HTMLDivElement>();
   const id = useId();
   const newest = samples.at(-1);
   const [first, last] = [samples[0]?.at ?? 0, newest?.at ?? 0];
-  const highest = Math.max(atLeast, ...samples.flatMap((sample) => series.map((one) => one.value(sample))));
+  const figure = (value: number | null) => (value === null ? "no figures" : show(value));
+  const highest = Math.max(atLeast, ...samples.flatMap((sample) => series.map((one) => one.value(sample) ?? 0)));
   const top = ceiling(highest, isBytes ?? false);
   // A minute at least, so that the first samples do not fill the whole chart.
   const span = Math.max(60_000, last - first);
@@ -71,7 +99,7 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
         <span class="legend">
           {series.map((one, index) => (
             <span key={one.title} class={`series-${index}`}>
-              <span class="swatch" aria-hidden="true" /> {one.title} <b>{newest ? show(one.value(newest)) : "…"}</b>
+              <span class="swatch" aria-hidden="true" /> {one.title} <b>{newest ? figure(one.value(newest)) : "…"}</b>
             </span>
           ))}
         </span>
@@ -111,7 +139,11 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
           ))}
           {newest &&
             series.map((one, index) => {
-              const [x, y] = scale(newest.at, one.value(newest));
+              const value = one.value(newest);
+              if (value === null) {
+                return null;
+              }
+              const [x, y] = scale(newest.at, value);
               return <circle key={one.title} class={`newest series-${index}`} cx={x} cy={y} r={3.5} />;
             })}
         </svg>
@@ -137,7 +169,7 @@ export function Chart({ title, samples, series, show, atLeast, isBytes }: ChartP
                 <tr key={sample.at}>
                   <th scope="row">{clock(sample.at)}</th>
                   {series.map((one) => (
-                    <td key={one.title}>{show(one.value(sample))}</td>
+                    <td key={one.title}>{figure(one.value(sample))}</td>
                   ))}
                 </tr>
               ))}
