@@ -30,13 +30,14 @@ Examples:
 A declaration is JSON: `aquifer fabric export` prints the one that describes what is desired now.
 
 Exit status: 0 done, and `diff` found no difference; 1 it could not be done; 2 bad arguments;
-3 `diff` found differences; 125 the program cannot be started.";
+3 `diff` found differences, or `audit --verify` damage; 125 the program cannot be started.";
 
 /// Serve and steer a pool of far memory through its fabric manager
 ///
 /// The commands speak REST to the manager, `aquifer-fabricd`. Log in first: the session's token is kept in a file that
 /// only its owner can read, and it is sent to no other manager. Every command ends within a minute or two, whatever the
-/// manager does, except `serve`, `events`, those with `--watch`, and `status --until-settled`, which has `--limit`.
+/// manager does, except `serve`, `events`, `audit --all`, `audit --verify`, those with `--watch`, and `status
+/// --until-settled`, which has `--limit`.
 #[derive(Clone, Debug, Args)]
 // One line of the short help for a command of the pool, within a screen.
 #[command(after_long_help = NOTES, arg_required_else_help = true, disable_help_subcommand = true)]
@@ -235,11 +236,13 @@ Examples:
 Examples:
   aquifer fabric export > pool.json")]
     Export,
-    /// Show the audit log: who changed what
+    /// Show the audit log, who changed what; or have it verified
     #[command(after_long_help = "\
 Examples:
   aquifer fabric audit
-  aquifer fabric audit --after 1200 --count 50 --json")]
+  aquifer fabric audit --after 1200 --count 50 --json
+  aquifer fabric audit --all --json > audit.jsonl
+  aquifer fabric audit --verify")]
     Audit(Audit),
     /// Follow the events, from those that the manager still has
     #[command(after_long_help = "\
@@ -317,6 +320,12 @@ pub struct Audit {
     /// Show at most this many records
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub count: u64,
+    /// Show all records, to the last one that there is now; with --json, each record is one line
+    #[arg(long, conflicts_with = "count")]
+    pub all: bool,
+    /// Have the manager check the chain of hashes over the whole log; exit status 3 if it is damaged
+    #[arg(long, conflicts_with_all = ["all", "after", "count"])]
+    pub verify: bool,
 }
 
 /// The arguments of `aquifer fabric events`.

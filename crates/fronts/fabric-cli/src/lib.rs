@@ -4,14 +4,15 @@
 //! The program `aquifer-fabric`: steers a pool of far memory through the fabric manager's REST interface.
 //!
 //! `program.rs` carries out the command line, and `watch.rs` repeats what lists a state. `show.rs` prints what the
-//! manager answers, `lists.rs` its collections, `change.rs` asks for changes, `follow.rs` follows the events,
-//! `accounts.rs` has sessions and accounts; `session.rs` keeps the token. `aquifer-manager-client` speaks HTTP over
+//! manager answers, `audit.rs` the audit log, `lists.rs` collections, `change.rs` asks for changes, `follow.rs` follows
+//! the events, `accounts.rs` has sessions and accounts; `session.rs` keeps the token. `aquifer-manager-client` speaks HTTP over
 //! sockets and TLS. Bytes of the manager are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which
 //! lets no control character through.
 
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod audit;
 mod change;
 mod follow;
 mod joining;

@@ -4,8 +4,8 @@
 //! The `aquifer-fabric` program, which `aquifer fabric` starts.
 //!
 //! Exit codes: 0 done, and `diff` found no difference; 1 it could not be done; 2 bad arguments; 3 `diff` found
-//! differences; 125 the daemon of `serve` cannot be started. Signals have their default actions; a broken pipe is
-//! success.
+//! differences, or `audit --verify` damage; 125 the daemon of `serve` cannot be started. Signals have their default
+//! actions; a broken pipe is success.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ use aquifer_manager_client::{Client, Failure, failed};
 use aquifer_terminal::Output;
 
 use crate::show::Session;
-use crate::{accounts, change, follow, joining, lists, serve, session, show, watch};
+use crate::{accounts, audit, change, follow, joining, lists, serve, session, show, watch};
 
 /// The exit code of `diff` that found differences.
 const DIFFERS: u8 = 3;
@@ -18,7 +18,7 @@ const DIFFERS: u8 = 3;
 const LOGIN: &str = "run 'aquifer fabric login ACCOUNT'";
 
 /// Carries out a command line, and prints to `out`, which shows what `output` says. Returns the exit code: 0, or 3 if
-/// `diff` found differences.
+/// `diff` found differences or `audit --verify` damage.
 pub fn run(args: &FabricArgs, out: &mut dyn Write, output: Output) -> Result<u8, Failure> {
     if let FabricCommand::Serve(args) = &args.command {
         return Err(serve::serve(args));
@@ -48,7 +48,7 @@ fn ask(session: &mut Session<'_>, kept: &session::Session, command: &FabricComma
         FabricCommand::Accounts(args) => accounts::accounts(session, args),
         FabricCommand::Adopt(args) => change::adopt(session, *args),
         FabricCommand::Apply(args) => change::apply(session, args),
-        FabricCommand::Audit(args) => show::audit(session, args),
+        FabricCommand::Audit(args) => return audit::audit(session, args),
         FabricCommand::Bind(args) => change::bind(session, args),
         FabricCommand::Create(args) => change::create(session, args),
         FabricCommand::DeclareGone(args) => change::declare_gone(session, args),

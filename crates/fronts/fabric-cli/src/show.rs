@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Prints what the manager answers: a whole answer as JSON, or text for people; the status, and the audit log.
+//! Prints what the manager answers: a whole answer as JSON, or text for people; the status, and the declaration.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::{Bytes, Millis, date};
-use aquifer_fabric_args::{Audit, Status};
+use aquifer_fabric::Bytes;
+use aquifer_fabric_args::Status;
 use aquifer_manager_client::{Client, Failure, Request, failed, plain, unwritten};
 use aquifer_terminal::{Output, Tone};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::table::{columns, tone_of};
 
 /// The summary of the state.
-const STATUS: &str = "/redfish/v1/Oem/Aquifer";
+pub(crate) const STATUS: &str = "/redfish/v1/Oem/Aquifer";
 /// How often `--until-settled` looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Rounds that a settled state must have outlived: the first of them may have begun before the last change.
@@ -118,20 +118,6 @@ fn wait_settled(look: impl Fn() -> Result<Value, Failure>, limit: Duration) -> R
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
-}
-
-/// Shows the audit log.
-pub(crate) fn audit(session: &mut Session<'_>, args: &Audit) -> Result<(), Failure> {
-    let path = format!("{STATUS}/Audit?$skip={}&$top={}", args.after, args.count);
-    let answer = session.client.ask(&Request::get(&path))?.body;
-    session.show_table(&answer, &["NUMBER", "TIME", "WHO", "WHAT"], |answer| {
-        let records = answer["Records"].as_array().into_iter().flatten();
-        let row = |record: &Value| {
-            let at = record["at"].as_u64().map(|at| date(Millis(at))).unwrap_or_default();
-            vec![cell(&record["sequence"]), at, cell(&record["who"]), cell(&record["what"])]
-        };
-        records.map(row).collect()
-    })
 }
 
 /// Prints the declaration alone, so that it can be edited and applied.

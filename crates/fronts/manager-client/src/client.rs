@@ -73,6 +73,8 @@ pub struct Answer {
     pub location: Option<String>,
     /// The token of a new session.
     pub token: Option<String>,
+    /// The header Retry-After, if it has seconds.
+    pub retry_after: Option<Duration>,
 }
 
 /// A client of one manager.
@@ -154,8 +156,10 @@ impl Client {
                 let header =
                     |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
                 let (etag, location, token) = (header("etag"), header("location"), header("x-auth-token"));
+                let seconds = header("retry-after").and_then(|value| value.parse().ok());
+                let retry_after = seconds.map(Duration::from_secs);
                 let body = self.body(status, response.into_body()).await?;
-                Ok((status, Answer { body, etag, location, token }))
+                Ok((status, Answer { body, etag, location, token, retry_after }))
             };
             let late = failed(format!(
                 "the manager at {address} does not answer in time; look at its log, and at the state before you try again"
