@@ -174,7 +174,7 @@ impl Session {
             })
         })?;
         if let Err(error) = stored {
-            let _ = self.shared.change(|host_state| host_state.close(id));
+            let _ = self.shared.change(|host_state| host_state.take_back(id));
             return Err(Ending::Denied(Denial::NotRecorded { why: error.to_string() }));
         }
         Ok(id)

@@ -48,7 +48,7 @@ impl HostState {
             devices[attachment.stage()].1 += 1;
         }
         let programs: BTreeSet<Process> =
-            self.users.iter().filter(|user| user.is_connected).map(|user| user.process).collect();
+            self.users.iter().filter(|user| user.connections > 0).map(|user| user.process).collect();
         Figures {
             volumes: [("bound", self.volumes.len() - withdrawn), ("withdrawn", withdrawn)],
             members,

@@ -48,8 +48,9 @@ pub(super) struct User {
     /// Slabs that it still has at members that drain.
     #[serde(skip)]
     pub(super) draining: BTreeMap<MemberId, u64>,
+    /// Its connections. When it connects again, the end of the earlier connection may be noticed only afterwards.
     #[serde(skip)]
-    pub(super) is_connected: bool,
+    pub(super) connections: u32,
     /// How many times in a row it was neither connected nor running.
     #[serde(skip)]
     pub(super) missed: u32,
@@ -85,7 +86,7 @@ impl HostState {
     /// is not bound to this host.
     pub(crate) fn open(&mut self, id: UserId, uid: u32, holds: &[u64]) -> bool {
         if let Some(user) = self.user(id) {
-            (user.is_connected, user.missed) = (true, 0);
+            (user.connections, user.missed) = (user.connections.saturating_add(1), 0);
             return true;
         }
         // A program that has memory already may go on, even if the volume has been withdrawn since.
@@ -102,7 +103,7 @@ impl HostState {
             given,
             left: BTreeSet::new(),
             draining: BTreeMap::new(),
-            is_connected: true,
+            connections: 1,
             missed: 0,
         });
         true
@@ -112,11 +113,18 @@ impl HostState {
         self.users.iter_mut().find(|user| user.is(id))
     }
 
-    /// Notes that a user's connection has ended. The user itself may still run.
+    /// Notes that one of a user's connections has ended. The user itself may still run.
     pub(crate) fn disconnect(&mut self, id: UserId) {
         if let Some(user) = self.user(id) {
-            user.is_connected = false;
+            user.connections = user.connections.saturating_sub(1);
         }
+    }
+
+    /// Takes an opening back that cannot be stored. A user that was given members may have memory there, as one that
+    /// has connected again: it is forgotten only when it has ended.
+    pub(crate) fn take_back(&mut self, id: UserId) {
+        let may_have_memory = self.user(id).is_some_and(|user| !user.given.is_empty());
+        if may_have_memory { self.disconnect(id) } else { self.close(id) }
     }
 
     /// Notes that a user has closed the volume.
@@ -157,8 +165,85 @@ impl HostState {
     /// child that goes on with their memory connects before that.
     pub(crate) fn look(&mut self, runs: impl Fn(Process) -> bool) {
         for user in &mut self.users {
-            user.missed = if user.is_connected || runs(user.process) { 0 } else { user.missed + 1 };
+            user.missed = if user.connections > 0 || runs(user.process) { 0 } else { user.missed + 1 };
         }
         self.users.retain(|user| user.missed <= MISSED_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aquifer_fabric::{
+        Bytes, Command, MemberLease, Place, Presentation, Redundancy, Source, SpanId, Step, Term, Token,
+    };
+
+    use super::*;
+    use crate::host_state::Surroundings;
+
+    const VOLUME: VolumeId = VolumeId(0xa1);
+
+    fn id<T: std::str::FromStr<Err: std::fmt::Debug>>(name: &str) -> T {
+        name.parse().expect("a name")
+    }
+
+    fn order(state: &mut HostState, sequence: u64, step: Step) {
+        let command = Command { term: Term(1), sequence, incarnation: state.incarnation, step, cause: None };
+        state.carry_out(&command).expect("it is admitted");
+        state.settle();
+    }
+
+    fn user(session: u64, pid: u32) -> UserId {
+        UserId { volume: VOLUME, process: Process { pid, started: 5 }, session }
+    }
+
+    /// Creates a host with a volume of one member, which this user was given.
+    fn given(to: UserId) -> HostState {
+        let mut state = HostState::new("boot");
+        let (place, source) = (Place { span: SpanId(0), shard: 0 }, Source::Slabs { donor: id("d") });
+        let lease = MemberLease { member: MemberId(1), place, source, bytes: Bytes::slabs(8), token: Token(1) };
+        let (redundancy, presentation, members) = (Redundancy::None, Presentation::OneRange, vec![lease]);
+        let host = id("web-1");
+        order(&mut state, 1, Step::Present { host, volume: VOLUME, name: None, redundancy, presentation, members });
+        assert!(state.open(to, 0, &[]));
+        let donors = BTreeMap::from([(id("d"), ("d:1".to_owned(), "d".to_owned()))]);
+        assert!(state.view(to, &Surroundings { files: None, donors: &donors }).is_some());
+        state
+    }
+
+    /// Returns whether the member has left after so many looks at programs that do not run, once the volume was
+    /// withdrawn.
+    fn leaves(state: &mut HostState, sequence: u64, looks: u32) -> bool {
+        let members = vec![MemberId(1)];
+        order(state, sequence, Step::Withdraw { host: id("web-1"), volume: VOLUME, members });
+        (0..looks).for_each(|_| state.look(|_| false));
+        state.settle();
+        state.report().has_left(VOLUME, MemberId(1))
+    }
+
+    /// The agent's disk was full, and a program that connected again was denied: it was forgotten with the members that
+    /// it had memory of, which left.
+    #[test]
+    fn a_user_that_was_given_members_is_not_forgotten_when_it_cannot_be_stored() {
+        let (one, other) = (user(1, 7), user(2, 7));
+        let mut state = given(one);
+        state.disconnect(one);
+        assert!(state.open(one, 0, &[1]) && state.open(other, 0, &[]));
+        [one, other].into_iter().for_each(|user| state.take_back(user));
+        assert!(state.user(other).is_none(), "it has no memory");
+        assert!(!leaves(&mut state, 2, 0), "the first one has");
+        assert!(leaves(&mut state, 3, MISSED_MAX + 1), "it has ended");
+    }
+
+    /// A program that the agent cannot see was forgotten, and its members left, when the end of its first connection
+    /// was noticed after it had connected again.
+    #[test]
+    fn a_user_is_connected_until_the_last_of_its_connections_has_ended() {
+        let hidden = user(1, 0);
+        let mut state = given(hidden);
+        assert!(state.open(hidden, 0, &[1]), "it connects again");
+        state.disconnect(hidden);
+        assert!(!leaves(&mut state, 2, MISSED_MAX + 1), "the earlier connection has ended");
+        state.disconnect(hidden);
+        assert!(leaves(&mut state, 3, MISSED_MAX + 1));
     }
 }
