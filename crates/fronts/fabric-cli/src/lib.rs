@@ -5,9 +5,9 @@
 //!
 //! `program.rs` carries out the command line, and `watch.rs` repeats what lists a state. `show.rs` prints what the
 //! manager answers, `audit.rs` the audit log, `lists.rs` collections, `change.rs` asks for changes, `follow.rs` follows
-//! the events, `accounts.rs` has sessions and accounts; `session.rs` keeps the token. `aquifer-manager-client` speaks HTTP over
-//! sockets and TLS. Bytes of the manager are decoded by [`Decoder`] and serde_json, and printed by `table.rs`, which
-//! lets no control character through.
+//! the events, `accounts.rs` has sessions and accounts; `session.rs` keeps the token. `aquifer-manager-client` speaks
+//! HTTP over sockets and TLS. Bytes of the manager are decoded by [`Decoder`] and serde_json, and printed by
+//! `table.rs`, which lets no control character through.
 
 #![forbid(unsafe_code)]
 

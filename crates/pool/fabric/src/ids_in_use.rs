@@ -25,10 +25,11 @@ const FIRST_MAX: u64 = u32::MAX as u64 - (1 << 24);
 const PASSED_MAX: u64 = u32::MAX as u64 - (1 << 20);
 
 impl Term {
-    /// Returns the least id of members that a manager of this term adds to volumes that it has read from its store. The
-    /// store may be a restored one, which does not know what was given out since its backup. A term is at least the time
-    /// of the election in milliseconds since 1970, so its seconds are greater than any id of an earlier term: no volume
-    /// gets a new member each second. A clock that is wrong by a century does not use the ids up.
+    /// Returns the least id of members that a manager of this term adds to volumes that it has read from its store.
+    ///
+    /// The store may be a restored one, which does not know what was given out since its backup. A term is at least the
+    /// time of the election in milliseconds since 1970, so its seconds are greater than any id of an earlier term: no
+    /// volume gets a new member each second. A clock that is wrong by a century does not use the ids up.
     pub fn first_member(self) -> MemberId {
         MemberId((self.0 / 1000).min(FIRST_MAX))
     }
