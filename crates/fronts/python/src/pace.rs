@@ -59,4 +59,14 @@ mod tests {
         (0..30).for_each(|_| pace.took(Duration::from_secs(1)));
         assert_eq!(pace.step(usize::MAX), 16);
     }
+
+    #[test]
+    fn a_copy_of_bytes_starts_small_and_stays_within_its_bounds() {
+        let mut pace = Pace::of_bytes();
+        assert_eq!(pace.step(usize::MAX), 256 << 10);
+        (0..30).for_each(|_| pace.took(Duration::from_secs(1)));
+        assert_eq!(pace.step(usize::MAX), 64 << 10);
+        (0..30).for_each(|_| pace.took(Duration::from_millis(1)));
+        assert_eq!(pace.step(usize::MAX), 64 << 20);
+    }
 }
