@@ -152,6 +152,22 @@ fn of_members_that_are_lost_together_one_stays_as_long_as_its_bytes_are_needed()
     assert_eq!((bench.state(3), bench.state(4)), (Some(MemberState::Broken), Some(MemberState::InSync)));
 }
 
+/// Such a member stayed for ever, so its donor lent the memory on, and had no room for the replacement.
+#[test]
+fn a_lost_member_that_no_program_has_leaves_although_no_other_has_its_bytes() {
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    bench.leave(1, Why::Lost);
+    assert!(bench.has_left(1));
+
+    let mut bench = Bench::new();
+    bench.present(vec![lease(1, 0, 0)]);
+    assert!(bench.host_state.open(id(1), 0, &[]));
+    bench.view(1);
+    bench.leave(1, Why::Lost);
+    assert_eq!((bench.has_left(1), bench.state(1)), (false, Some(MemberState::InSync)), "a program has it");
+}
+
 #[test]
 fn a_member_is_complete_when_all_that_it_replaces_are_empty() {
     let mut bench = Bench::new();
