@@ -128,7 +128,7 @@ impl HostState {
             }
             Why::Replaced if !may_leave || !is_free => {}
             // Programs cannot miss the bytes of a lost member that none of them has.
-            _ if !may_leave && !(why == Why::Lost && is_free) => {}
+            Why::Lost if !may_leave && !is_free => {}
             // Its memory is lost, or nobody has any there. Memory of a device must be offline first.
             Why::Lost | Why::Replaced | Why::Shrunk => {
                 if why == Why::Lost {
