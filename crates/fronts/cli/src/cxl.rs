@@ -53,7 +53,8 @@ Examples:
   aquifer cxl create mem0
   aquifer cxl create 0x1000 0x1001 --size 512MiB --granularity 4KiB")]
 struct CreateArgs {
-    /// CXL devices by name or serial number, in the order in which they take turns: 1, 2, 4, 8 or 16
+    /// CXL devices by name or serial number, in the order in which they take turns: 1, 2, 4, 8 or 16; or 3, 6 or 12, in
+    /// a window that interleaves over 3, 6 or 12 host bridges
     #[arg(required = true, value_name = "MEMDEV")]
     memdevs: Vec<String>,
 

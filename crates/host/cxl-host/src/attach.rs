@@ -120,7 +120,8 @@ pub fn attach(
             clear(tree, Some(memdev), bound.identity.region.as_deref())?;
             let window = match nodes {
                 Nodes::Each => {
-                    let is_free = |it: &&Window| it.takes_ram && it.regions.is_empty() && it.bytes >= bound.bytes;
+                    let is_free =
+                        |it: &&Window| it.takes_ram && it.ways == 1 && it.regions.is_empty() && it.bytes >= bound.bytes;
                     listing.windows.iter().find(is_free).map(|window| window.name.clone())
                 }
                 Nodes::One => None,

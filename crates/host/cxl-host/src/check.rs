@@ -109,6 +109,8 @@ mod tests {
                 name: "decoder0.0".into(),
                 start: 4 << 30,
                 bytes: 4 << 30,
+                ways: 1,
+                granularity_bytes: 256,
                 takes_ram: true,
                 takes_pmem: true,
                 regions: vec!["region0".into()],

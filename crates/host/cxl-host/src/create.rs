@@ -29,6 +29,8 @@ const UNIT_BYTES: u64 = 256 << 20;
 /// The granularities of the specification.
 const GRANULARITY_BYTES_MIN: u64 = 256;
 const GRANULARITY_BYTES_MAX: u64 = 16 << 10;
+/// The numbers of devices that can take turns, as the specification has them.
+const WAYS: [u64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// How often a name of a region is tried: another program may take it first.
 const NAME_ATTEMPTS_MAX: u32 = 8;
 
@@ -77,7 +79,7 @@ pub(crate) fn create_recorded(
 
 fn plan<'a>(listing: &'a Listing, request: &Request) -> Result<Plan<'a>, CxlFailure> {
     let (ways, granularity_bytes) = (request.memdevs.len() as u64, request.granularity_bytes);
-    if !matches!(ways, 1 | 2 | 4 | 8 | 16) {
+    if !WAYS.contains(&ways) {
         return Err(CxlFailure::Interleave { why: format!("{ways} devices cannot be interleaved") });
     }
     let granularities = GRANULARITY_BYTES_MIN..=GRANULARITY_BYTES_MAX;
@@ -97,7 +99,7 @@ fn plan<'a>(listing: &'a Listing, request: &Request) -> Result<Plan<'a>, CxlFail
     }
     let bytes_each = bytes_each(&memdevs, request.bytes)?;
     let decoders = memdevs.iter().map(|memdev| free_decoder(memdev)).collect::<Result<_, _>>()?;
-    let window = window(listing, request.window.as_deref(), bytes_each * ways)?;
+    let window = window(listing, request.window.as_deref(), bytes_each * ways, &Turns { ways, granularity_bytes })?;
     Ok(Plan { window, decoders, bytes_each, granularity_bytes })
 }
 
@@ -129,7 +131,29 @@ fn free_decoder(memdev: &Memdev) -> Result<&Decoder, CxlFailure> {
     free.ok_or_else(|| failure("no free decoder"))
 }
 
-fn window<'a>(listing: &'a Listing, named: Option<&str>, bytes: u64) -> Result<&'a Window, CxlFailure> {
+/// How the devices of a region take turns.
+struct Turns {
+    ways: u64,
+    granularity_bytes: u64,
+}
+
+impl Turns {
+    /// Returns why they cannot take turns in a window; None if they can. A window's host bridges take turns first, and
+    /// then the devices below each of them, of which the kernel takes a power of two, at the window's granularity.
+    fn are_unfit_for(&self, window: &Window) -> Option<String> {
+        let Turns { ways, granularity_bytes } = *self;
+        if !ways.is_multiple_of(window.ways) || !(ways / window.ways).is_power_of_two() {
+            let of_window = if window.ways == 1 { "1 way".into() } else { format!("{} ways", window.ways) };
+            return Some(format!("{ways} devices cannot be interleaved in {}, which has {of_window}", window.name));
+        }
+        let is_other = window.ways > 1 && granularity_bytes != window.granularity_bytes;
+        let (name, own) = (&window.name, window.granularity_bytes);
+        is_other.then(|| format!("{granularity_bytes} bytes are not the granularity of {name}, which is {own} bytes"))
+    }
+}
+
+/// Returns the window that is named, or the first that fits and has room.
+fn window<'a>(listing: &'a Listing, named: Option<&str>, bytes: u64, turns: &Turns) -> Result<&'a Window, CxlFailure> {
     let room = |window: &Window| {
         let of_window = |region: &&Region| region.window.as_ref() == Some(&window.name);
         window.bytes.saturating_sub(listing.regions.iter().filter(of_window).map(|region| region.bytes).sum())
@@ -138,14 +162,18 @@ fn window<'a>(listing: &'a Listing, named: Option<&str>, bytes: u64) -> Result<&
         let found = || listing.windows.iter().map(|window| window.name.clone()).collect();
         let window = listing.windows.iter().find(|window| window.name == named);
         let window = window.ok_or_else(|| CxlFailure::NoSuch { kind: "window", name: named.into(), found: found() })?;
-        return if window.takes_ram && room(window) >= bytes {
-            Ok(window)
-        } else {
-            Err(CxlFailure::NoWindow { bytes })
+        return match turns.are_unfit_for(window) {
+            Some(why) => Err(CxlFailure::Interleave { why }),
+            None if window.takes_ram && room(window) >= bytes => Ok(window),
+            None => Err(CxlFailure::NoWindow { bytes }),
         };
     }
-    let mut fitting = listing.windows.iter().filter(|window| window.takes_ram && room(window) >= bytes);
-    fitting.next().ok_or(CxlFailure::NoWindow { bytes })
+    let of_ram = || listing.windows.iter().filter(|window| window.takes_ram);
+    let mut fitting = of_ram().filter(|window| turns.are_unfit_for(window).is_none()).peekable();
+    match (fitting.peek(), of_ram().find_map(|window| turns.are_unfit_for(window))) {
+        (None, Some(why)) => Err(CxlFailure::Interleave { why }),
+        _ => fitting.find(|window| room(window) >= bytes).ok_or(CxlFailure::NoWindow { bytes }),
+    }
 }
 
 /// Takes the next name of a region, and makes an empty one of it.
@@ -198,5 +226,89 @@ fn undo(tree: &dyn Tree, name: &str, plan: &Plan<'_>, failure: CxlFailure) -> Cx
     match failure {
         CxlFailure::Write { failure, .. } => CxlFailure::Write { failure, left },
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine with 12 devices and windows of these ways.
+    fn machine(windows: &[(u64, u64)]) -> Listing {
+        let decoder = |number: u64| Decoder {
+            name: format!("decoder{number}.0"),
+            mode: "none".into(),
+            dpa_bytes: 0,
+            hpa_bytes: 0,
+            region: None,
+        };
+        let memdev = |number: u64| Memdev {
+            name: format!("mem{number}"),
+            serial: Some(number),
+            ram_bytes: 1 << 30,
+            pmem_bytes: 0,
+            pci_path: None,
+            endpoint: Some(format!("endpoint{number}")),
+            decoders: vec![decoder(number)],
+        };
+        let window = |(number, (ways, granularity_bytes)): (usize, &(u64, u64))| Window {
+            name: format!("decoder0.{number}"),
+            start: 0,
+            bytes: 16 << 30,
+            ways: *ways,
+            granularity_bytes: *granularity_bytes,
+            takes_ram: true,
+            takes_pmem: false,
+            regions: Vec::new(),
+        };
+        Listing {
+            memdevs: (0..12).map(memdev).collect(),
+            windows: windows.iter().enumerate().map(window).collect(),
+            ..Listing::default()
+        }
+    }
+
+    fn request(devices: usize) -> Request {
+        let memdevs = (0..devices).map(|number| format!("mem{number}")).collect();
+        Request { memdevs, bytes: None, granularity_bytes: 256, window: None }
+    }
+
+    /// Returns the window of a region of so many devices, and its size in GiB.
+    fn planned(listing: &Listing, request: &Request) -> Result<(String, u64), String> {
+        let plan = plan(listing, request).map_err(|failure| failure.to_string())?;
+        Ok((plan.window.name.clone(), (plan.bytes_each * plan.decoders.len() as u64) >> 30))
+    }
+
+    /// The kernel takes three ways only of a window with three, and at its granularity; below each host bridge it takes
+    /// a power of two.
+    #[test]
+    fn three_six_and_twelve_devices_are_interleaved_where_a_window_has_such_ways() {
+        let listing = machine(&[(1, 256), (3, 256), (6, 512)]);
+        for (devices, window) in [(1, 0), (2, 0), (4, 0), (8, 0), (3, 1), (6, 1), (12, 1)] {
+            let planned = planned(&listing, &request(devices));
+            assert_eq!(planned, Ok((format!("decoder0.{window}"), devices as u64)), "{devices}");
+        }
+        let coarse = Request { granularity_bytes: 512, ..request(6) };
+        assert_eq!(planned(&listing, &coarse), Ok(("decoder0.2".into(), 6)));
+        let thirds = Request { bytes: Some(768 << 20), ..request(3) };
+        assert!(planned(&listing, &thirds).is_ok());
+        assert!(planned(&listing, &Request { bytes: Some(512 << 20), ..request(3) }).unwrap_err().contains("768"));
+    }
+
+    #[test]
+    fn ways_that_no_window_has_are_refused_before_anything_is_written() {
+        let named = |devices, window: &str| Request { window: Some(window.into()), ..request(devices) };
+        for (windows, request, part) in [
+            (&[(1, 256)][..], request(3), "3 devices cannot be interleaved in decoder0.0, which has 1 way; give"),
+            (&[(1, 256), (2, 256)], request(6), "6 devices cannot be interleaved in decoder0.0, which has 1 way;"),
+            (&[(3, 256)], request(2), "2 devices cannot be interleaved in decoder0.0, which has 3 ways;"),
+            (&[(3, 512)], request(3), "256 bytes are not the granularity of decoder0.0, which is 512 bytes;"),
+            (&[(3, 256), (1, 256)], named(3, "decoder0.1"), "3 devices cannot be interleaved in decoder0.1,"),
+            (&[(1, 256)], request(5), "5 devices cannot be interleaved;"),
+            (&[], request(3), "no window"),
+        ] {
+            let failure = planned(&machine(windows), &request).unwrap_err();
+            assert!(failure.contains(part), "{failure}");
+        }
     }
 }

@@ -91,7 +91,8 @@ pub enum CxlFailure {
         /// The region.
         region: String,
     },
-    /// Interleaving over a number of devices, or with a granularity, that the specification does not have.
+    /// Interleaving over a number of devices, or with a granularity, that the specification or the window does not
+    /// have.
     Interleave {
         /// What is wrong with it.
         why: String,
@@ -239,7 +240,8 @@ impl fmt::Display for CxlFailure {
                 "the kernel did not commit {region}, which is removed again; see the kernel log (dmesg) on its decoders"
             ),
             CxlFailure::Interleave { why } => {
-                write!(f, "{why}; give 1, 2, 4, 8 or 16 devices, and 256 to 16384 bytes, a power of two")
+                let devices = "1, 2, 4, 8 or 16 devices, or 3, 6 or 12 where a window has 3, 6 or 12 ways";
+                write!(f, "{why}; give {devices}, and 256 to 16384 bytes, a power of two")
             }
             CxlFailure::NoSuch { kind, name, found } if found.is_empty() => write!(
                 f,

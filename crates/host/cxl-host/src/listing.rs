@@ -83,6 +83,10 @@ pub struct Window {
     pub start: u64,
     /// Its length.
     pub bytes: u64,
+    /// Over how many host bridges it interleaves. The firmware has decided it.
+    pub ways: u64,
+    /// The bytes that lie together below one host bridge.
+    pub granularity_bytes: u64,
     /// Whether it may have volatile memory.
     pub takes_ram: bool,
     /// Whether it may have persistent memory.
@@ -292,6 +296,8 @@ fn window(tree: &dyn Tree, name: &str) -> Option<Window> {
         name: name.to_owned(),
         start: tree.number(&file("start")).unwrap_or(0),
         bytes: tree.number(&file("size")).unwrap_or(0),
+        ways: tree.number(&file("interleave_ways")).unwrap_or(1).max(1),
+        granularity_bytes: tree.number(&file("interleave_granularity")).unwrap_or(0),
         takes_ram,
         takes_pmem,
         regions: inside.into_iter().filter(|name| is_numbered(name, "region")).collect(),
