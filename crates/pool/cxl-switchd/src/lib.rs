@@ -13,6 +13,7 @@
 
 mod args;
 mod control;
+mod endpoint;
 mod listen;
 mod peer;
 mod server;

@@ -20,10 +20,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_cxl_switch::{Adopted, Connection, Effect, Ending, HostAction, Injection, Order, Outcome, Switch};
-use aquifer_fmapi::{Assembler, Category, Dialect, Header, MessageType, Payload, Reader, Received};
+use aquifer_fmapi::{Assembler, Category, Dialect, Endpoint, Header, MessageType, Payload, Reader, Received};
 use clap::ValueEnum;
 
 use crate::args::Failure;
+use crate::endpoint::{OWN_EID, endpoint};
 use crate::listen::spawn;
 use crate::peer::{Peer, Stream};
 use crate::stderr::Stderr;
@@ -39,8 +40,6 @@ const LATE_MAX: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
 /// Maximum number of hosts of one device: its heads, or its logical devices.
 const HOSTS_MAX: u16 = 32;
-/// The switch's endpoint ID in messages that do not follow a request.
-const OWN_EID: u8 = 8;
 
 /// What simulated hosts do with dynamic capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,6 +59,8 @@ struct Late {
 
 struct State {
     switch: Switch,
+    /// What control messages of MCTP ask for.
+    endpoint: Endpoint,
     peers: BTreeMap<u32, Arc<Peer>>,
     late: Vec<Late>,
     /// The request whose answer waits for the driver of a driven switch.
@@ -140,8 +141,9 @@ impl Server {
         driver: Option<Sender<(u64, Order)>>,
     ) -> Self {
         let (peers, late) = (BTreeMap::new(), Vec::new());
+        let endpoint = endpoint(switch.config());
         Self {
-            state: Mutex::new(State { switch, peers, late, asked: None, last_id: 0, is_full: false }),
+            state: Mutex::new(State { switch, endpoint, peers, late, asked: None, last_id: 0, is_full: false }),
             changed: Condvar::new(),
             started: Instant::now(),
             dialect,
@@ -211,6 +213,9 @@ impl Server {
     }
 
     fn answer(&self, id: u32, message: &Received) {
+        if message.kind == MessageType::Control {
+            return self.answer_control(id, message);
+        }
         let header = Header::read(&mut Reader::new(&message.bytes, self.dialect));
         // Commands of the generic sets may come as either type; FM API commands come only as type 7.
         let is_fabric_manager = header.is_ok_and(|header| header.opcode.is_fabric_manager());
@@ -219,6 +224,17 @@ impl Server {
         }
         let connection = Connection { id, ingress_port_id: 0, dialect: self.dialect };
         self.step(Some((id, message)), |switch, now_ns| switch.receive(now_ns, &connection, &message.bytes));
+    }
+
+    /// Answers a message about MCTP itself, on the thread that reads the connection.
+    fn answer_control(&self, id: u32, message: &Received) {
+        let mut state = lock(&self.state);
+        let (answer, peer) = (state.endpoint.answer(&message.bytes), state.peers.get(&id).cloned());
+        drop(state);
+        if let (Some(bytes), Some(peer)) = (answer, peer) {
+            let (to, from) = (message.from, message.to);
+            peer.answer(Received { to, from, is_owner: false, bytes, ..message.clone() });
+        }
     }
 
     /// Injects a failure.

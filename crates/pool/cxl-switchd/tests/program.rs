@@ -147,6 +147,33 @@ fn a_manager_in_another_dialect_is_understood() {
     assert!(client.ask(&Request::Tunnel(tunnel)).is_ok());
 }
 
+/// The packets are those of Jackrabbit's `jack` (f1a0cd8): `jack mctp --get-eid`, `--get-uuid`, `--get-type`,
+/// `--get-ver 7`, `--set-eid 0x21`, each on a connection of its own. It waited for ever.
+#[test]
+fn what_jack_asks_of_mctp_itself_is_answered() {
+    let running = Running::new("control", &["--dialect", "jackrabbit"]);
+    let ask = |request: &[u8]| {
+        let mut stream = running.tcp();
+        let mut packet = [0; PACKET_BYTES];
+        packet[..request.len()].copy_from_slice(request);
+        stream.write_all(&packet).unwrap();
+        stream.read_exact(&mut packet).unwrap();
+        let length = packet.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        packet[..length].to_vec()
+    };
+    let head = [1, 0, 0, 0xc0, 0, 0];
+    let expect = |data: &[u8]| [&head[..], data].concat();
+    let asked = |data: &[u8]| [&[1, 0, 0, 0xc8, 0, 0x80][..], data].concat();
+    assert_eq!(ask(&asked(&[2])), expect(&[2, 0, 8]));
+    // Version 8, of the switch's vendor, and its serial number, 1234.
+    let uuid = [0xff, 0xfe, 0, 0, 0, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 4, 0xd2];
+    assert_eq!(ask(&asked(&[3])), expect(&[&[3, 0][..], &uuid].concat()));
+    assert_eq!(ask(&asked(&[5])), expect(&[5, 0, 2, 7, 8]));
+    assert_eq!(ask(&asked(&[4, 7])), expect(&[4, 0, 1, 0xf1, 0xf0, 0xff]));
+    assert_eq!(ask(&asked(&[1, 0, 0x21])), expect(&[1, 0, 0, 0x21]));
+    assert_eq!(ask(&asked(&[2])), expect(&[2, 0, 0x21]));
+}
+
 #[test]
 fn strangers_and_those_who_are_too_many_are_turned_away() {
     let running = Running::new("strangers", &["--connections", "2"]);

@@ -61,7 +61,8 @@ impl<S: Stream> PacketStream<S> {
         while self.arrived.len() >= PACKET_BYTES {
             let packet: Vec<u8> = self.arrived.drain(..PACKET_BYTES).collect();
             let packet = packet.as_slice().try_into().expect("as long as a packet");
-            if let Some(message) = self.assembler.take(packet) {
+            let message = self.assembler.take(packet);
+            if let Some(message) = message.filter(|message| message.kind != MessageType::Control) {
                 return Some(message.bytes);
             }
         }

@@ -5,8 +5,8 @@
 //! a file written by `--trace`.
 //!
 //! A request that was sent several times gets the recorded answers in their order, and then repeats the last one. Tags
-//! are not compared; an answer gets the tags of its request. A request that was not recorded is answered with
-//! Unsupported (0003h), because most commands are optional.
+//! are not compared; an answer gets the tags of its request. A request that the recorded peer did not answer gets no
+//! answer. One that was not recorded is answered with Unsupported (0003h), because most commands are optional.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
@@ -31,7 +31,8 @@ const TUNNEL_BYTES: usize = 4;
 #[derive(Debug)]
 pub struct Recorded {
     name: String,
-    answers: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    /// None where the peer did not answer.
+    answers: BTreeMap<Vec<u8>, VecDeque<Option<Vec<u8>>>>,
     waiting: VecDeque<Vec<u8>>,
 }
 
@@ -47,15 +48,19 @@ impl Recorded {
                 return Err(PcapFailure::Format { what: format!("it has more than {MESSAGES_MAX} messages") });
             }
             match (message.is_sent, &asked) {
-                (true, _) => asked = Some(message.bytes),
+                (true, _) => {
+                    let unanswered = asked.replace(message.bytes);
+                    unanswered.into_iter().for_each(|it| answers.entry(untagged(&it)).or_default().push_back(None));
+                }
                 // A late answer belongs to an earlier request, and a notification to no request.
                 (false, Some(request)) if message.bytes.get(TAG_AT) == request.get(TAG_AT) => {
-                    answers.entry(untagged(request)).or_default().push_back(message.bytes);
+                    answers.entry(untagged(request)).or_default().push_back(Some(message.bytes));
                     asked = None;
                 }
                 (false, _) => {}
             }
         }
+        asked.into_iter().for_each(|it| answers.entry(untagged(&it)).or_default().push_back(None));
         Ok(Self { name, answers, waiting: VecDeque::new() })
     }
 }
@@ -74,13 +79,14 @@ impl Transport for Recorded {
     }
 
     fn send(&mut self, message: &[u8], dialect: &'static Dialect, _: Duration) -> Result<(), TransportFailure> {
-        let answer = match self.answers.get_mut(&untagged(message)) {
+        let recorded = match self.answers.get_mut(&untagged(message)) {
             Some(answers) if answers.len() > 1 => answers.pop_front(),
             Some(answers) => answers.front().cloned(),
             None => None,
         };
-        let answer = match answer {
-            Some(mut answer) => {
+        let answer = match recorded {
+            Some(None) => return Ok(()),
+            Some(Some(mut answer)) => {
                 let tunnels = tunnels(message);
                 let places = places_of_tags(message, tunnels).into_iter().zip(places_of_tags(&answer, tunnels));
                 places.for_each(|(from, to)| answer[to] = message[from]);

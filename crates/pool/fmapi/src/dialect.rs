@@ -20,6 +20,7 @@
 //! | 14 | a second logical device of a port cannot be bound | `binds_one_ld_of_a_port` |
 //! | 15 | Get Host DC Region Configuration's answer always has eight regions | `host_regions_are_padded` |
 //! | 16 | Set MCTP Event Interrupt Policy's answer is empty | `mctp_policy_is_not_echoed` |
+//! | 17 | Identify's answer may have 14 bytes, with four of the serial number's eight | `identify_may_be_short` |
 
 use crate::opcode::Opcode;
 
@@ -68,6 +69,8 @@ pub struct Dialect {
     pub host_regions_are_padded: bool,
     /// Whether Set MCTP Event Interrupt Policy's answer is empty; see the table.
     pub mctp_policy_is_not_echoed: bool,
+    /// Whether Identify's answer may lack the high half of the serial number; see the table.
+    pub identify_may_be_short: bool,
     /// How long the peer needs after Physical Port Control (5102h) before it takes another command, in milliseconds.
     pub port_control_gap_ms: u16,
     /// Opcodes that must not be sent, because they crash the peer.
@@ -104,6 +107,7 @@ impl Dialect {
         binds_one_ld_of_a_port: false,
         host_regions_are_padded: false,
         mctp_policy_is_not_echoed: false,
+        identify_may_be_short: false,
         port_control_gap_ms: 0,
         never_sent: &[],
     };
@@ -126,9 +130,16 @@ impl Dialect {
         ..Self::STANDARD
     };
 
-    /// OpenCIS's switch and fabric manager.
-    pub const OPENCIS: Self =
-        Self { name: "OpenCIS", port_list_is_padded: true, answers_with_opcode_zero: true, ..Self::STANDARD };
+    /// OpenCIS's switch and fabric manager. The commands of an MLD are for the device at the port that the frame names;
+    /// for the switch itself, which port 0 means, they end its process.
+    pub const OPENCIS: Self = Self {
+        name: "OpenCIS",
+        port_list_is_padded: true,
+        answers_with_opcode_zero: true,
+        identify_may_be_short: true,
+        never_sent: &[Opcode::GET_LD_INFO, Opcode::GET_LD_ALLOCATIONS, Opcode::SET_LD_ALLOCATIONS],
+        ..Self::STANDARD
+    };
 
     /// Jackrabbit Labs' switch emulator and its client, written to CXL 2.0.
     pub const JACKRABBIT: Self = Self {

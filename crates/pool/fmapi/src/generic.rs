@@ -69,7 +69,8 @@ field_enum! {
     }
 }
 
-/// Identify (0001h), response, 18 bytes; 17 in CXL 2.0, which has no component type.
+/// Identify (0001h), response, 18 bytes; 17 in CXL 2.0, which has no component type; 14 of some peers, which leave out
+/// the high half of the serial number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The PCI vendor number.
@@ -88,6 +89,9 @@ pub struct Identity {
     pub component_type: Option<ComponentType>,
 }
 
+/// Bytes after the subsystem's number in the short form: the low half of the serial number, the limit, and the type.
+const SHORT_AFTER_SUBSYSTEM_BYTES: usize = 6;
+
 impl Payload for Identity {
     fn write(&self, out: &mut Writer<'_>) {
         out.put_list(&[self.vendor_id, self.device_id, self.subsystem_vendor_id, self.subsystem_id]);
@@ -100,7 +104,9 @@ impl Payload for Identity {
 
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
         let [vendor_id, device_id, subsystem_vendor_id, subsystem_id] = input.read()?;
-        let (serial_number, message_limit_log2) = (input.read()?, input.read()?);
+        let is_short = input.dialect.identify_may_be_short && input.left() == SHORT_AFTER_SUBSYSTEM_BYTES;
+        let serial_number = if is_short { u64::from(input.read::<u32>()?) } else { input.read()? };
+        let message_limit_log2 = input.read()?;
         let component_type = if input.left() > 0 { Some(input.read()?) } else { None };
         Ok(Self {
             vendor_id,

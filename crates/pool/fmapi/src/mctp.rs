@@ -10,7 +10,7 @@
 //! | 1 | 1 | destination endpoint |
 //! | 2 | 1 | source endpoint |
 //! | 3 | 1 | 2:0 tag, 3 the sender owns the tag (a request), 5:4 sequence, 6 end of message, 7 start of message |
-//! | 4 | 64 | body; the first byte of a message is its type: 7 the FM API, 8 the component command interface |
+//! | 4 | 64 | body; the first byte of a message is its type: 7 the FM API, 8 the component command interface, 0 control |
 
 use crate::codec::{Payload, Reader};
 use crate::dialect::Dialect;
@@ -39,6 +39,8 @@ pub enum MessageType {
     FabricManager,
     /// The component command interface, DSP0281.
     ComponentCommand,
+    /// Control of MCTP itself, without a CCI header: `mctp_control.rs`.
+    Control,
 }
 
 impl MessageType {
@@ -52,12 +54,13 @@ impl MessageType {
         match self {
             Self::FabricManager => 7,
             Self::ComponentCommand => 8,
+            Self::Control => 0,
         }
     }
 
     /// Returns the type with this number.
     pub fn of_bits(bits: u8) -> Option<Self> {
-        [Self::FabricManager, Self::ComponentCommand].into_iter().find(|kind| kind.bits() == bits)
+        [Self::FabricManager, Self::ComponentCommand, Self::Control].into_iter().find(|kind| kind.bits() == bits)
     }
 }
 
@@ -74,7 +77,7 @@ pub struct Received {
     pub tag: u8,
     /// True for a request.
     pub is_owner: bool,
-    /// Its bytes: as many as its header says, or fewer if fewer arrived.
+    /// Its bytes: as many as its header says, or fewer if fewer arrived. A control message has the padding, too.
     pub bytes: Vec<u8>,
 }
 
@@ -123,7 +126,8 @@ impl Assembler {
         }
         let kind = MessageType::of_bits(partial.bytes.remove(0))?;
         let mut bytes = partial.bytes;
-        if let Ok(header) = Header::read(&mut Reader::new(&bytes, self.dialect)) {
+        let header = Header::read(&mut Reader::new(&bytes, self.dialect));
+        if let (Ok(header), true) = (header, kind != MessageType::Control) {
             bytes.truncate(HEADER_BYTES + header.payload_bytes as usize);
         }
         Some(Received { kind, to: *to, from: *from, tag, is_owner, bytes })

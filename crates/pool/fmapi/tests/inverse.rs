@@ -128,3 +128,14 @@ fn reserved_bits_beside_a_field_of_four_bits_are_ignored() {
     let tunnel: Tunnel = Reader::new(&[3, 0xf1, 0, 0], &Dialect::STANDARD).read().unwrap();
     assert_eq!(tunnel.target, TunnelTarget::LdPool);
 }
+
+/// The answer is that of OpenCIS's opencis-core (cbcc15a).
+#[test]
+fn an_identity_with_half_a_serial_number_is_read_in_its_dialect_alone() {
+    use aquifer_fmapi::{ComponentType, Identity};
+    let bytes = [0xc5, 0x1d, 0, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0];
+    let identity: Identity = Reader::new(&bytes, &Dialect::OPENCIS).read().unwrap();
+    assert_eq!((identity.vendor_id, identity.device_id, identity.serial_number), (0x1dc5, 0xf000, 0));
+    assert_eq!((identity.message_limit_log2, identity.component_type), (10, Some(ComponentType::Switch)));
+    assert!(Reader::new(&bytes, &Dialect::STANDARD).read::<Identity>().is_err());
+}

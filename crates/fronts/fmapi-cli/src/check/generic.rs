@@ -39,7 +39,10 @@ impl Suite<'_> {
         if let Some(payload) = self.ask("background-status", &[], Opcode::BACKGROUND_STATUS, &[])? {
             let percent = payload.first().map_or(0, |status| status >> 1);
             let percent = (percent > 100).then(|| format!("a progress of {percent} %"));
-            self.judge("background-status", length(&payload, 8).or(percent));
+            let is_running = payload.first().is_some_and(|status| status & 1 == 1);
+            let of_nothing = is_running && payload.get(2..4) == Some(&[0, 0][..]);
+            let of_nothing = of_nothing.then(|| "an operation of no command runs".into());
+            self.judge("background-status", length(&payload, 8).or(percent).or(of_nothing));
         }
         if let Some(payload) = self.ask("message-limit", &[], Opcode::GET_MESSAGE_LIMIT, &[])? {
             let limit = payload.first().filter(|limit| !(8..=20).contains(*limit));

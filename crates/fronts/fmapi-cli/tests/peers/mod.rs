@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Peers for the suite: the software switch in any dialect, with an answer changed here and there; and QEMU 10.0.2, as
-//! it was recorded.
+//! Peers for the suite: the software switch in any dialect, with an answer changed here and there; and QEMU 10.0.2
+//! and Jackrabbit's emulator, as they were recorded.
 
 #![allow(dead_code, reason = "each test uses less than all of it")]
 
@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
 use aquifer_fmapi::*;
-use aquifer_fmapi_client::{Client, Clock, Limits, Transport, TransportFailure, VirtualClock};
+use aquifer_fmapi_client::{
+    Client, Clock, Limits, PeerAddress, SystemClock, Transport, TransportFailure, VirtualClock,
+};
 use serde_json::Value;
 
 /// Answers the bytes of a request; None for no answer.
@@ -89,6 +91,14 @@ pub fn switch_of(
         answer.header.payload_bytes = answer.payload.len() as u32;
         Some(answer.encode(dialect))
     })
+}
+
+/// Returns a client of a peer whose program was recorded.
+pub fn recorded(dialect: &str) -> Client {
+    let file = format!("{}/tests/golden/{}.pcap", env!("CARGO_MANIFEST_DIR"), dialect.to_lowercase());
+    let address: PeerAddress = format!("recorded:{file}").parse().unwrap();
+    let limits = Limits::default();
+    Client::new(address.open(limits.connect).unwrap(), SystemClock::shared(), limits)
 }
 
 /// Returns a client of QEMU's switch: what was recorded, and what its source says of everything else.

@@ -154,7 +154,8 @@ impl<R: Read> PcapReader<R> {
         let mut packet = vec![0; kept as usize];
         self.input.read_exact(&mut packet).map_err(PcapFailure::Io)?;
         let (version, flags, kind) = (packet[0] & 0xf, packet[3], MessageType::of_bits(packet[4]));
-        let Some(kind) = kind.filter(|_| version == MCTP_VERSION && flags & START_AND_END == START_AND_END) else {
+        let is_whole = version == MCTP_VERSION && flags & START_AND_END == START_AND_END;
+        let Some(kind) = kind.filter(|kind| is_whole && *kind != MessageType::Control) else {
             return refuse(format!("a packet that begins {:02x?}", &packet[..MCTP_BYTES]));
         };
         let unix = Duration::new(seconds.into(), micros * 1000);
