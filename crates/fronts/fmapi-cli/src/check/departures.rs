@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Known departures of some peers: they are reported, and do not fail a check. Sources: QEMU's
-//! hw/cxl/cxl-mailbox-utils.c and recordings of version 10.0.2; answers of OpenCIS's opencis-core of June 2025; a
-//! recording of Jackrabbit's cse of April 2024, which `tests/golden/README.md` describes.
+//! hw/cxl/cxl-mailbox-utils.c and recordings of version 10.0.2; recordings of OpenCIS's opencis-core of June 2025 and
+//! of Jackrabbit's cse of April 2024, which `tests/golden/README.md` describes, and their sources.
 
 /// A departure of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
